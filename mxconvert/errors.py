@@ -1,0 +1,92 @@
+"""Errors a user can meet. Each carries its exit status and the next thing to try.
+
+The status numbers are part of the command line's contract, see
+``docs/reference/exit-status.md``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """Process exit statuses of every mxconvert command."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    PARTIAL = 3
+    VERIFY = 4
+    SOURCE = 5
+    STORE = 6
+    LOCAL = 7
+    MISSING = 8
+    SIGINT = 130
+    SIGTERM = 143
+
+
+class MxConvertError(Exception):
+    """Base of all expected failures.
+
+    Attributes:
+        message: What is wrong: the thing, expected against found.
+        hint: The next command or action to try, or ``None``.
+        code: A stable short identifier for machines, for example ``truncated-shard``.
+        exit_status: What the process exits with.
+    """
+
+    exit_status = ExitStatus.FAILURE
+
+    def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code or type(self).__name__.removesuffix("Error").lower()
+
+
+class UsageError(MxConvertError):
+    """Arguments that contradict each other or the source."""
+
+    exit_status = ExitStatus.USAGE
+
+
+class PartialError(MxConvertError):
+    """Some files failed; the finished ones are kept and a rerun resumes."""
+
+    exit_status = ExitStatus.PARTIAL
+
+
+class VerificationError(MxConvertError):
+    """An artifact does not match its manifest, its source or its own structure."""
+
+    exit_status = ExitStatus.VERIFY
+
+
+class SourceError(MxConvertError):
+    """A source checkpoint that is damaged, inconsistent or unsupported."""
+
+    exit_status = ExitStatus.SOURCE
+
+
+class LocalError(MxConvertError):
+    """Local disk, permission or lock trouble."""
+
+    exit_status = ExitStatus.LOCAL
+
+
+class MissingExtraError(MxConvertError):
+    """A missing optional dependency, GPU or engine."""
+
+    exit_status = ExitStatus.MISSING
+
+
+class Interrupted(MxConvertError):  # noqa: N818  (an event, not an error of the program)
+    """The run was stopped by SIGINT or SIGTERM; finished work is kept."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(
+            "interrupted; finished files are kept",
+            hint="run the same command again to resume",
+            code="interrupted",
+        )
+        self.exit_status = ExitStatus(128 + signum)

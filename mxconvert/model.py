@@ -1,0 +1,256 @@
+"""The records that travel between stages. Frozen, slotted, standard library only.
+
+Offsets are in bytes, ranges are end-exclusive, shapes are row-major ``(out, in)``
+for weights, names are those on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One stored tensor.
+
+    Attributes:
+        name: Its name in the file.
+        dtype: The safetensors dtype string, for example ``BF16``.
+        shape: Dimensions, row-major; ``()`` is a scalar.
+        file: The file's path relative to the checkpoint folder, POSIX form.
+        offset: Where its first byte lies in that file, counted from the file's start.
+        size: Bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A weight file of the source and what identifies it.
+
+    ``header_sha256`` covers the 8-byte length and the JSON header. ``mtime_ns`` and
+    ``inode`` notice a change during or between runs; they never reach an output.
+    """
+
+    path: str
+    size: int
+    header_sha256: str
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """A file that travels with the weights byte for byte (tokenizer, licence, code)."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file or tensor of the source that is left out, and why."""
+
+    name: str
+    reason: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A source folder after preflight: every header read and checked, no payload read.
+
+    Attributes:
+        root: The folder.
+        files: Weight files that hold the tensors, sorted by path.
+        tensors: Every tensor to account for, by name, sorted by name.
+        config: The parsed config.json.
+        sidecars: Files copied byte for byte, sorted by path.
+        skipped_files: Files left out.
+        dropped_tensors: Stored tensors left out (duplicates, unindexed copies).
+        notices: ``(code, message)`` of things the user should know.
+    """
+
+    root: Path
+    files: tuple[SourceFile, ...]
+    tensors: Mapping[str, TensorInfo]
+    config: Mapping[str, Any]
+    sidecars: tuple[Sidecar, ...] = ()
+    skipped_files: tuple[Skipped, ...] = ()
+    dropped_tensors: tuple[Skipped, ...] = ()
+    notices: tuple[tuple[str, str], ...] = ()
+
+
+class Scope(StrEnum):
+    """Which weights are quantized by default."""
+
+    EXPERTS = "experts"
+    LINEAR = "linear"
+
+
+class Layout(StrEnum):
+    """How output tensors are grouped into files."""
+
+    EXPERTS = "experts"
+    LAYERS = "layers"
+    SOURCE = "source"
+
+
+class Activations(StrEnum):
+    """What the written config says about activations."""
+
+    NONE = "none"
+    MXFP8 = "mxfp8"
+
+
+class Action(StrEnum):
+    """What happens to a source tensor."""
+
+    COPY = "copy"
+    QUANTIZE = "quantize"
+
+
+class FileRole(StrEnum):
+    """What a file of the artifact is for.
+
+    A rank fetches ``dense`` and every non-weight file, and of ``experts`` files only
+    those whose range holds its experts. ``mixed`` holds both (layouts other than
+    ``experts``), so every rank needs it.
+    """
+
+    DENSE = "dense"
+    EXPERTS = "experts"
+    MIXED = "mixed"
+    INDEX = "index"
+    CONFIG = "config"
+    TENSORS = "tensors"
+    SIDECAR = "sidecar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every option that changes output bytes. All of them are in the manifest."""
+
+    scale_rule: str = "mse"
+    scope: Scope = Scope.EXPERTS
+    layout: Layout = Layout.EXPERTS
+    activations: Activations = Activations.NONE
+    recipe: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    experts_per_file: int | None = None
+    max_file_size: int | None = None
+    unindexed: str | None = None
+    base_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One tensor to be stored; ``begin`` and ``end`` count from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One source tensor and the output tensors made from it, adjacent in the file.
+
+    ``COPY`` makes one output with the same bytes; ``QUANTIZE`` makes the packed codes
+    (U8 ``[N, K/2]``, low nibble = even element) and then the scales (U8 ``[N, K/32]``).
+    """
+
+    action: Action
+    source: TensorInfo
+    outputs: tuple[OutputTensor, ...]
+    layer: int | None
+    expert: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFile:
+    """One weight file of the artifact, fixed to the byte.
+
+    Attributes:
+        name: File name in the artifact.
+        role: ``dense``, ``experts`` or ``mixed``.
+        experts: First and last expert held, inclusive; ``None`` unless role is experts.
+        layers: First and last layer held, inclusive; ``None`` when none is numbered.
+        items: In the order in which their bytes stand in the file.
+        header_size: Bytes before the first tensor, the 8-byte length included.
+        size: Bytes of the whole file.
+    """
+
+    name: str
+    role: FileRole
+    experts: tuple[int, int] | None
+    layers: tuple[int, int] | None
+    items: tuple[Item, ...]
+    header_size: int
+    size: int
+
+    @property
+    def source_size(self) -> int:
+        """Bytes of source tensors that this file is made from."""
+        return sum(item.source.size for item in self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts and bytes of one kind of treatment."""
+
+    tensors: int = 0
+    source_bytes: int = 0
+    output_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that will be written, decided before any payload is read.
+
+    Attributes:
+        options: As given, with ``recipe`` resolved.
+        recipe: Name of the model family's recipe.
+        num_experts: Routed experts per layer (0 for a dense model).
+        files: Weight files, in the order in which they are made.
+        ignore: Entries of the written config's ``ignore`` list.
+        quantized: Totals of what becomes MXFP4.
+        copied: Totals of what keeps its bytes.
+        notices: ``(code, message)`` of decisions the user should know.
+    """
+
+    options: Options
+    recipe: str
+    num_experts: int
+    files: tuple[OutputFile, ...]
+    ignore: tuple[str, ...]
+    quantized: Totals
+    copied: Totals
+    notices: tuple[tuple[str, str], ...] = ()
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total_size(self) -> int:
+        """Sum of stored tensor bytes: the index's ``metadata.total_size``."""
+        return self.quantized.output_bytes + self.copied.output_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Sum of weight file sizes, headers included."""
+        return sum(file.size for file in self.files)

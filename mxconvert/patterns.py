@@ -1,0 +1,58 @@
+"""Patterns that name modules.
+
+Two grammars meet here. The command line's (`--include`, `--exclude`): an exact module
+or tensor name, a shell glob, or ``re:REGEX``. The written config's (`ignore`,
+`targets`): an exact module name or ``re:REGEX``, as compressed-tensors reads it
+(``match_name`` in its ``utils/match.py``: ``re.match``, anchored at the start only).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+
+from mxconvert.errors import UsageError
+
+REGEX_PREFIX = "re:"
+WEIGHT_SUFFIX = ".weight"
+
+Matcher = Callable[[str], bool]
+
+
+def module_name(tensor_name: str) -> str:
+    """Return the module that owns a tensor: the name without ``.weight``."""
+    return tensor_name.removesuffix(WEIGHT_SUFFIX)
+
+
+def compile_pattern(pattern: str, option: str) -> Matcher:
+    """Compile a command line pattern to a test on module names.
+
+    Raises:
+        UsageError: Empty, or an invalid regular expression.
+    """
+    if not pattern.removeprefix(REGEX_PREFIX):
+        raise UsageError(f"{option}: an empty pattern", code="bad-pattern")
+    if pattern.startswith(REGEX_PREFIX):
+        try:
+            regex = re.compile(pattern.removeprefix(REGEX_PREFIX))
+        except re.error as error:
+            raise UsageError(
+                f"{option} {pattern!r}: not a valid regular expression: {error}",
+                hint="quote the pattern for the shell and escape dots as \\.",
+                code="bad-pattern",
+            ) from error
+        return lambda module: regex.match(module) is not None
+    glob = module_name(pattern)
+    return lambda module: module == glob or fnmatch.fnmatchcase(module, glob)
+
+
+def config_matcher(entries: tuple[str, ...]) -> Matcher:
+    """Return the test that a loader makes of a module against an ``ignore`` list."""
+    exact = {entry for entry in entries if not entry.startswith(REGEX_PREFIX)}
+    regexes = [re.compile(e.removeprefix(REGEX_PREFIX)) for e in entries if e not in exact]
+
+    def matches(module: str) -> bool:
+        return module in exact or any(regex.match(module) for regex in regexes)
+
+    return matches
