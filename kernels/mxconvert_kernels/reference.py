@@ -1,0 +1,256 @@
+"""The oracle: MXFP4 in exact integers, one block at a time, written to be read.
+
+Every finite value of BF16, F16 and F32 is a whole multiple of 2 ** -149, the smallest float32.
+Magnitudes are held as that multiple (a Python integer, named `n_units` or `units`), so that no
+step rounds unless the format does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Final
+
+from mxconvert_kernels.buffers import byte_length, count_blocks, count_elements
+from mxconvert_kernels.spec import (
+    ALL_FINITE,
+    BLOCK_SIZE,
+    E2M1_HALVES,
+    ELEMENT_EMAX,
+    ERROR_FRACTION_BITS,
+    MAX_SCALE_BYTE,
+    NAN_SCALE_BYTE,
+    PACKED_BLOCK_BYTES,
+    SCALE_BIAS,
+    SIGN_BIT,
+    FloatType,
+    NonFinite,
+    ScaleRule,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+UNIT_EXPONENT: Final = 149
+"""Magnitudes count in units of 2 ** -149."""
+
+TIES_IN_QUARTERS: Final = (1, 3, 5, 7, 10, 14, 20)
+"""Four times the point halfway between the magnitudes of codes i and i + 1."""
+
+BF16_OVERFLOW: Final = 1 << (128 + UNIT_EXPONENT)
+"""The first power of two above BF16's range, in units."""
+
+
+def magnitude_units(bits: int, dtype: FloatType) -> int | None:
+    """The magnitude of an element in units of 2 ** -149, None if it is NaN or infinite."""
+    layout = dtype.layout
+    bits &= layout.magnitude_mask
+    if bits >= layout.infinity:
+        return None
+    field = bits >> layout.mantissa_bits
+    mantissa = bits & ((1 << layout.mantissa_bits) - 1)
+    if field:
+        mantissa |= 1 << layout.mantissa_bits
+    exponent = max(field, 1) - layout.bias - layout.mantissa_bits
+    return mantissa << (exponent + UNIT_EXPONENT)
+
+
+def scale_units(scale_byte: int) -> int:
+    """The value of a scale byte in units of 2 ** -149."""
+    return 1 << (scale_byte - SCALE_BIAS + UNIT_EXPONENT)
+
+
+def round_shift(value: int, shift: int) -> int:
+    """Value / 2 ** shift, rounded to nearest, ties to even."""
+    quotient, remainder = divmod(value, 1 << shift)
+    half = (1 << shift) >> 1
+    up = remainder > half or (remainder == half and quotient % 2 == 1)
+    return quotient + int(up and shift > 0)
+
+
+def magnitude_code(units: int, scale_byte: int) -> int:
+    """The 3-bit code nearest to a magnitude: ties to the even code, saturating at 6 (code 7)."""
+    scale = scale_units(scale_byte)
+    code = 0
+    for lower, tie in enumerate(TIES_IN_QUARTERS):
+        above = 4 * units - tie * scale
+        if above > 0 or (above == 0 and lower % 2 == 1):
+            code = lower + 1
+    return code
+
+
+def floor_exponent(amax_units: int) -> int:
+    """The biased exponent that moves the block maximum into [4, 8), not yet clamped."""
+    return amax_units.bit_length() - 1 - UNIT_EXPONENT - ELEMENT_EMAX + SCALE_BIAS
+
+
+def clamp(scale_byte: int) -> int:
+    """The nearest scale byte that is a number."""
+    return min(max(scale_byte, 0), MAX_SCALE_BYTE)
+
+
+def stays_finite(amax_units: int, scale_byte: int) -> bool:
+    """Whether the block maximum decodes to a value that is finite in BF16."""
+    halves = E2M1_HALVES[magnitude_code(amax_units, scale_byte)]
+    return halves * scale_units(scale_byte) < 2 * BF16_OVERFLOW
+
+
+def keep_finite(amax_units: int, scale_byte: int) -> int:
+    """The scale byte, or the next smaller one if the block maximum would overflow BF16."""
+    return scale_byte if stays_finite(amax_units, scale_byte) else scale_byte - 1
+
+
+def squared_error(units: Sequence[int], floor_byte: int, scale_byte: int) -> int:
+    """The squared error of a block quantized with `scale_byte`.
+
+    Counts in the square of 2 ** -10 of the scale of `floor_byte`; every magnitude is rounded to a
+    whole number of those first. `scale_byte` is at most one away from `floor_byte`.
+    """
+    unit_shift = floor_byte - SCALE_BIAS - ERROR_FRACTION_BITS + UNIT_EXPONENT
+    half_step = 1 << (scale_byte - floor_byte + ERROR_FRACTION_BITS - 1)
+    total = 0
+    for magnitude in units:
+        wanted = round_shift(magnitude, unit_shift)
+        found = E2M1_HALVES[magnitude_code(magnitude, scale_byte)] * half_step
+        total += (wanted - found) ** 2
+    return total
+
+
+def mse_scale_byte(units: Sequence[int]) -> int:
+    """The scale byte of rule `mse`: least squared error, ties to the smaller exponent."""
+    amax = max(units)
+    floor_byte = clamp(floor_exponent(amax))
+    candidates = sorted({clamp(floor_byte + step) for step in (-1, 0, 1)})
+    finite = [byte for byte in candidates if stays_finite(amax, byte)]
+    return min(finite, key=lambda byte: (squared_error(units, floor_byte, byte), byte))
+
+
+def choose_scale_byte(units: Sequence[int], rule: ScaleRule) -> int:
+    """The scale byte of a block of finite magnitudes.
+
+    Args:
+        units: 32 magnitudes in units of 2 ** -149.
+        rule: How to choose.
+    """
+    amax = max(units)
+    if amax == 0:
+        return 0
+    if rule is ScaleRule.MSE:
+        return mse_scale_byte(units)
+    exponent = floor_exponent(amax)
+    if rule is ScaleRule.EVEN:
+        binade = 1 << (amax.bit_length() - 1)
+        exponent += 4 * amax >= 7 * binade
+    elif rule is ScaleRule.RCEIL:
+        exponent = clamp(exponent)
+        exponent += amax > 6 * scale_units(exponent)
+    return keep_finite(amax, clamp(exponent))
+
+
+def quantize_block(bits: Sequence[int], dtype: FloatType, rule: ScaleRule) -> tuple[int, list[int]]:
+    """Quantize one block.
+
+    Args:
+        bits: The bit patterns of 32 elements.
+        dtype: Their type.
+        rule: How the scale is chosen.
+
+    Returns:
+        The scale byte and 32 codes of 4 bits; 255 and zeros if an element is not finite.
+    """
+    units: list[int] = []
+    for element in bits:
+        magnitude = magnitude_units(element, dtype)
+        if magnitude is None:
+            return NAN_SCALE_BYTE, [0] * BLOCK_SIZE
+        units.append(magnitude)
+    scale_byte = choose_scale_byte(units, rule)
+    mask = dtype.layout.magnitude_mask
+    codes = [
+        magnitude_code(magnitude, scale_byte) | (SIGN_BIT if magnitude and element > mask else 0)
+        for element, magnitude in zip(bits, units, strict=True)
+    ]
+    return scale_byte, codes
+
+
+def decode(code: int, scale_byte: int, dtype: FloatType) -> int:
+    """The bit pattern in `dtype` of a 4-bit code under a scale byte."""
+    layout = dtype.layout
+    sign = (layout.magnitude_mask + 1) if code & SIGN_BIT else 0
+    if scale_byte == NAN_SCALE_BYTE:
+        quiet = 1 << (layout.mantissa_bits - 1)
+        return sign | layout.infinity | quiet
+    units = E2M1_HALVES[code & 7] * scale_units(scale_byte) // 2
+    smallest_exponent = 1 - layout.bias - layout.mantissa_bits
+    field = max(units.bit_length() - 1 - UNIT_EXPONENT + layout.bias, 1)
+    mantissa = round_shift(units, smallest_exponent + UNIT_EXPONENT + field - 1)
+    # The hidden bit of a normal number carries into the field, hence `field - 1`.
+    return sign | min(((field - 1) << layout.mantissa_bits) + mantissa, layout.infinity)
+
+
+class ReferenceBackend:
+    """The oracle behind the backends' interface; slow, for tests and small tensors."""
+
+    name = "reference"
+
+    def quantize(
+        self, src: Buffer, dtype: FloatType, rule: ScaleRule, packed: Buffer, scales: Buffer
+    ) -> NonFinite:
+        """See `Backend.quantize`."""
+        blocks = count_blocks(
+            byte_length(src, "src"),
+            dtype,
+            byte_length(packed, "packed", writable=True),
+            byte_length(scales, "scales", writable=True),
+            "src",
+        )
+        elements = _read_elements(src, dtype)
+        packed_out, scales_out = _writable_bytes(packed), _writable_bytes(scales)
+        for block in range(blocks):
+            bits = elements[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
+            scales_out[block], codes = quantize_block(bits, dtype, rule)
+            for i in range(PACKED_BLOCK_BYTES):
+                byte = codes[2 * i] | codes[2 * i + 1] << 4
+                packed_out[block * PACKED_BLOCK_BYTES + i] = byte
+        return self.scan(src, dtype)
+
+    def dequantize(self, packed: Buffer, scales: Buffer, dtype: FloatType, out: Buffer) -> None:
+        """See `Backend.dequantize`."""
+        count_blocks(
+            byte_length(out, "out", writable=True),
+            dtype,
+            byte_length(packed, "packed"),
+            byte_length(scales, "scales"),
+            "out",
+        )
+        packed_in, scales_in = memoryview(packed).tobytes(), memoryview(scales).tobytes()
+        out_bytes = _writable_bytes(out)
+        size = dtype.itemsize
+        for i, byte in enumerate(packed_in):
+            for half, code in enumerate((byte & 15, byte >> 4)):
+                bits = decode(code, scales_in[i // PACKED_BLOCK_BYTES], dtype)
+                at = (2 * i + half) * size
+                out_bytes[at : at + size] = bits.to_bytes(size, "little")
+
+    def scan(self, src: Buffer, dtype: FloatType) -> NonFinite:
+        """See `Backend.scan`."""
+        count_elements(byte_length(src, "src"), dtype, "src")
+        found = [
+            index
+            for index, bits in enumerate(_read_elements(src, dtype))
+            if magnitude_units(bits, dtype) is None
+        ]
+        return NonFinite(count=len(found), first=found[0]) if found else ALL_FINITE
+
+
+def _read_elements(src: Buffer, dtype: FloatType) -> list[int]:
+    """The bit patterns of all elements."""
+    data, size = memoryview(src).tobytes(), dtype.itemsize
+    return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+
+
+def _writable_bytes(buffer: Buffer) -> memoryview:
+    """A view of a buffer's bytes, whatever the type of its items."""
+    nbytes = memoryview(buffer).nbytes
+    return memoryview((ctypes.c_ubyte * nbytes).from_buffer(buffer)).cast("B")
