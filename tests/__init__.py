@@ -1,0 +1,1 @@
+"""Tests of mxconvert. `tests.support` is their shared base."""

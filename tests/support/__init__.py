@@ -1,0 +1,36 @@
+"""What the tests are built on; none of it imports mxconvert.
+
+* `container`: write (also malformed) and read safetensors files byte by byte.
+* `numbers`: encode and decode BF16, F16, F8_E4M3 and MXFP4, slowly and independently.
+* `models`: seeded checkpoint folders in the shape of published models.
+* `artifact`: read what ``mxconvert quantize`` wrote, with the plain safetensors library.
+* `cli`: run ``python -m mxconvert`` in a process of its own.
+"""
+
+from tests.support.artifact import Artifact, Stored, read_artifact
+from tests.support.cli import Result, Running, fail_cleanly, run_cli, snapshot, start_cli
+from tests.support.container import Tensor, raw_safetensors, read_safetensors
+from tests.support.models import Model, bf16_model, mixtral_name, tensor
+from tests.support.numbers import decode, decode_mxfp4, encode
+
+__all__ = [
+    "Artifact",
+    "Model",
+    "Result",
+    "Running",
+    "Stored",
+    "Tensor",
+    "bf16_model",
+    "decode",
+    "decode_mxfp4",
+    "encode",
+    "fail_cleanly",
+    "mixtral_name",
+    "raw_safetensors",
+    "read_artifact",
+    "read_safetensors",
+    "run_cli",
+    "snapshot",
+    "start_cli",
+    "tensor",
+]
