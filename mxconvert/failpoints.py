@@ -63,4 +63,6 @@ def _act(action: str, path: str) -> None:
     if action == "hang":
         time.sleep(_HANG_SECONDS)
         return
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[action])
+    os.kill(
+        os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[action]
+    )

@@ -194,6 +194,7 @@ class OutputFile:
         layers: First and last layer held, inclusive; ``None`` when none is numbered.
         items: In the order in which their bytes stand in the file.
         header_size: Bytes before the first tensor, the 8-byte length included.
+        header_sha256: SHA-256 of those bytes.
         size: Bytes of the whole file.
     """
 
@@ -203,6 +204,7 @@ class OutputFile:
     layers: tuple[int, int] | None
     items: tuple[Item, ...]
     header_size: int
+    header_sha256: str
     size: int
 
     @property
@@ -244,6 +246,14 @@ class Plan:
     copied: Totals
     notices: tuple[tuple[str, str], ...] = ()
     weight_map: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """The content of ``model.safetensors.index.json``."""
+        return {
+            "metadata": {"total_size": self.total_size},
+            "weight_map": dict(sorted(self.weight_map.items())),
+        }
 
     @property
     def total_size(self) -> int:

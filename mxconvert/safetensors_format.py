@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError
@@ -155,8 +156,7 @@ def _load_object(raw: bytes, file: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            seen: set[str] = set()
-            double = next(key for key, _ in pairs if key in seen or seen.add(key))
+            double, _ = Counter(key for key, _ in pairs).most_common(1)[0]
             raise SourceError(f"{file}: the header has the key {double!r} twice", hint=_REPAIR)
         return result
 
@@ -221,7 +221,9 @@ def _parse_entry(name: str, entry: object, file: str, base: int) -> TensorInfo:
     except ValueError as error:
         raise bad(f"dtype {dtype}, shape {shape}: {error}") from error
     if size != end - begin:
-        raise bad(f"dtype {dtype}, shape {shape} need {size} bytes, data_offsets span {end - begin}")
+        raise bad(
+            f"dtype {dtype}, shape {shape} need {size} bytes, data_offsets span {end - begin}"
+        )
     return TensorInfo(name, dtype, tuple(shape), file, base + begin, size)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mxconvert.errors import LocalError, SourceError
 
@@ -31,7 +31,7 @@ class SourceReader:
         self._fds: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def __enter__(self) -> SourceReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

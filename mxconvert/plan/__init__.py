@@ -1,0 +1,10 @@
+"""The plan: every output file, fixed to the byte before any payload is read.
+
+`build_plan` is a pure function of tensor records, config and options. Dry runs,
+progress, resume, parallel work and the split over machines all come from it.
+"""
+
+from mxconvert.plan.build import build_plan, plan_digest
+from mxconvert.plan.document import plan_document
+
+__all__ = ["build_plan", "plan_digest", "plan_document"]

@@ -1,0 +1,150 @@
+"""Sources that must not be converted as if they were understood."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from mxconvert.errors import SourceError
+from mxconvert.model import Options, Scope, TensorInfo
+from mxconvert.patterns import WEIGHT_SUFFIX
+from mxconvert.recipes import Recipe, Role, Slot, model_type, recipe_names, text_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_SHOWN = 4
+_MIN_RANK = 2
+_EXPERT_WORD = re.compile(r"(^|\.)experts(\.|$)")
+# Parts of a tensor name that only quantized checkpoints have.
+_PACKED = re.compile(
+    r"\.(qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_inv|weight_scale_2"
+    r"|weight_shape|weight_zero_point|SCB)$|_(blocks|scales)$"
+)
+_QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"})
+
+
+def refuse_quantized(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+    """Refuse a source that is quantized already.
+
+    Raises:
+        SourceError: Naming the scheme found and what is supported.
+    """
+    scheme = _declared_scheme(config)
+    packed = [name for name in tensors if _PACKED.search(name)]
+    fp8 = [
+        t.name
+        for t in tensors.values()
+        if t.dtype in _QUANTIZED_DTYPES
+        and len(t.shape) >= _MIN_RANK
+        and t.name.endswith(WEIGHT_SUFFIX)
+    ]
+    if scheme is None and not packed and not fp8:
+        return
+    evidence = f"config.json declares {scheme}" if scheme else "config.json declares no scheme"
+    if packed or fp8:
+        names = packed or fp8
+        dtypes = sorted({tensors[name].dtype for name in names})
+        evidence += f"; {len(names)} tensors such as {names[0]} hold {', '.join(dtypes)}"
+    raise SourceError(
+        f"the source is quantized already: {evidence}",
+        hint="give the BF16, F16 or F32 checkpoint; converting quantized sources is not supported",
+        code="already-quantized",
+    )
+
+
+def _declared_scheme(config: Mapping[str, Any]) -> str | None:
+    for part in (config, text_config(config)):
+        for key in ("quantization_config", "compression_config"):
+            declared = part.get(key)
+            if isinstance(declared, dict):
+                method = declared.get("quant_method") or declared.get("quant_algo") or "unnamed"
+                detail = declared.get("format") or declared.get("fmt") or declared.get("bits")
+                return f"{key} {method}" + (f" ({detail})" if detail else "")
+            if declared is not None:
+                return f"{key} {declared!r}"
+    return None
+
+
+def refuse_unrecognised(
+    tensors: Mapping[str, TensorInfo],
+    slots: Mapping[str, Slot],
+    config: Mapping[str, Any],
+    recipe: Recipe,
+    options: Options,
+) -> None:
+    """Refuse expert weights that the recipe does not place.
+
+    Raises:
+        SourceError: With counts and bytes of what would stay unquantized.
+    """
+    if recipe.expert is None:
+        return
+    placed = [tensors[n] for n, slot in slots.items() if slot.role is Role.EXPERT]
+    stray = [
+        tensor
+        for name, tensor in tensors.items()
+        if slots[name].role in (Role.OTHER, Role.MLP, Role.ROUTER)
+        and len(tensor.shape) >= _MIN_RANK
+        and _EXPERT_WORD.search(name)
+    ]
+    if stray:
+        raise _unrecognised(stray, f"recipe {recipe.name} does not read their layout", config)
+    if not placed and options.scope is Scope.EXPERTS and recipe.num_experts(config):
+        raise _unrecognised(
+            tensors.values(),
+            f"config.json states {recipe.num_experts(config)} experts, but no tensor has the "
+            f"name that recipe {recipe.name} expects of one",
+            config,
+        )
+
+
+def unknown_family(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> SourceError:
+    """Return the error for a Mixture-of-Experts model of no known family."""
+    return _unrecognised(
+        tensors.values(), f"model_type {model_type(config)!r} is of no known family", config
+    )
+
+
+def _unrecognised(left: Iterable[TensorInfo], why: str, config: Mapping[str, Any]) -> SourceError:
+    left = list(left)
+    size = sum(tensor.size for tensor in left)
+    largest = sorted(left, key=lambda t: (-t.size, t.name))[:_SHOWN]
+    shown = ", ".join(f"{t.name} {t.dtype}{list(t.shape)}" for t in largest)
+    return SourceError(
+        f"unrecognised expert layout: {why}; {len(left)} tensors of {size} bytes would stay "
+        f"unquantized, the largest: {shown}",
+        hint=f"model_type is {model_type(config)!r}; if the names are those of another family, "
+        f"pass --recipe {'|'.join(recipe_names())}",
+        code="unrecognised-layout",
+    )
+
+
+def check_completeness(
+    slots: Mapping[str, Slot],
+    mtp: set[str],
+    config: Mapping[str, Any],
+    recipe: Recipe,
+) -> list[str]:
+    """Return one message per MoE layer in which experts or projections are absent."""
+    if recipe.expert is None:
+        return []
+    found: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name, slot in slots.items():
+        if slot.role is Role.EXPERT and name not in mtp and name.endswith(WEIGHT_SUFFIX):
+            found[slot.layer or 0][slot.expert or 0].add(slot.projection or "")
+    stated = recipe.num_experts(config)
+    messages = []
+    for layer, experts in sorted(found.items()):
+        count = stated if stated is not None else max(experts) + 1
+        absent = [e for e in range(count) if set(recipe.projections) - experts.get(e, set())]
+        if absent:
+            messages.append(
+                f"layer {layer}: {len(absent)} of {count} experts lack weights "
+                f"(first: expert {absent[0]}, "
+                f"{', '.join(sorted(set(recipe.projections) - experts.get(absent[0], set())))})"
+            )
+        if max(experts) >= count:
+            messages.append(f"layer {layer}: has expert {max(experts)}, config.json states {count}")
+    return messages

@@ -1,0 +1,63 @@
+"""Recipes: what tensor names mean in each model family."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from mxconvert.errors import UsageError
+from mxconvert.recipes.base import LINEAR_ROLES, Classifier, Recipe, Role, Slot, text_config
+from mxconvert.recipes.families import DENSE, FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "LINEAR_ROLES",
+    "Classifier",
+    "Recipe",
+    "Role",
+    "Slot",
+    "find_recipe",
+    "looks_like_moe",
+    "model_type",
+    "recipe_names",
+    "text_config",
+]
+
+_EXPERT_WORD = re.compile(r"(^|\.|_)experts?(\.|_|$)")
+_EXPERT_COUNT = re.compile(r"(^|_)(num|n)_\w*experts$")
+
+
+def recipe_names() -> list[str]:
+    """Return the names that ``--recipe`` takes."""
+    return [recipe.name for recipe in (*FAMILIES, DENSE)]
+
+
+def model_type(config: Mapping[str, Any]) -> str | None:
+    """Return the config's ``model_type``, the outermost one."""
+    value = config.get("model_type") or text_config(config).get("model_type")
+    return value if isinstance(value, str) else None
+
+
+def find_recipe(config: Mapping[str, Any], name: str | None = None) -> Recipe | None:
+    """Return the named recipe, or the one whose family the config names, or ``None``.
+
+    Raises:
+        UsageError: No recipe is called ``name``.
+    """
+    if name is not None:
+        for recipe in (*FAMILIES, DENSE):
+            if recipe.name == name:
+                return recipe
+        raise UsageError(
+            f"--recipe {name}: no such recipe", hint=f"one of: {', '.join(recipe_names())}"
+        )
+    types = {config.get("model_type"), text_config(config).get("model_type")}
+    return next((recipe for recipe in FAMILIES if recipe.model_types & types), None)
+
+
+def looks_like_moe(config: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of no known family shows signs of routed experts."""
+    keys = {*config, *text_config(config)}
+    return any(map(_EXPERT_COUNT.search, keys)) or any(map(_EXPERT_WORD.search, names))

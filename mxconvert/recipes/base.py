@@ -1,0 +1,177 @@
+"""What a recipe knows about a model family, as data.
+
+A recipe maps tensor names to what they are: which are routed experts, of which layer,
+which projection; which modules engines fuse and so must share one scheme; which
+modules are Linear layers at all. It decides nothing about quantization.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from mxconvert.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Role(StrEnum):
+    """What a tensor is in the model."""
+
+    EXPERT = "expert"
+    SHARED_EXPERT = "shared expert"
+    ROUTER = "router"
+    ATTENTION = "attention"
+    MLP = "dense MLP"
+    EMBEDDING = "embedding"
+    HEAD = "output head"
+    NORM = "norm"
+    VISION = "vision or audio"
+    MTP = "multi-token prediction"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a tensor belongs.
+
+    ``expert`` and ``projection`` are set for routed experts only; ``projection`` is
+    the name's own word (``gate_proj`` or ``w1``).
+    """
+
+    role: Role
+    layer: int | None = None
+    expert: int | None = None
+    projection: str | None = None
+
+
+# Order matters: the first pattern that is found in the name decides.
+COMMON_ROLES: tuple[tuple[Role, str], ...] = (
+    (Role.VISION, (r"(^|\.)(vision_tower|visual|vision_model|vision|audio_tower|audio|"
+                  r"multi_modal_projector|mm_projector|vit)(\.|_|$)")),
+    (Role.EMBEDDING, r"(^|\.)(embed_\w+|\w*embeddings?|wte|wpe)(\.|$)"),
+    (Role.HEAD, r"(^|\.)(lm_head|output_head|score|classifier|qa_outputs|cls)(\.|$)"),
+    (Role.NORM, r"(?i)(^|\.|_)(\w*layer_?norm|\w*norm|ln_\w+)(\d*)(\.|$)"),
+    (Role.SHARED_EXPERT, r"(^|\.)(shared_experts?|shared_mlp)(\.|$)"),
+    (Role.ROUTER, (r"(^|\.)(mlp|block_sparse_moe|ffn|feed_forward|moe)\.(gate|router)(\.|$)"
+                  r"|(^|\.)(shared_expert_gate|router|e_score_correction_bias)(\.|$)")),
+    (Role.ATTENTION, r"(^|\.)(self_attn|attention|attn|linear_attn|self_attention)(\.|$)"),
+    (Role.MLP, r"(^|\.)(mlp|feed_forward|ffn|intermediate|output)\.\w+"),
+)  # fmt: skip
+_COMMON_ROLES = tuple((role, re.compile(pattern)) for role, pattern in COMMON_ROLES)
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+_MTP_PREFIX = re.compile(r"(^|\.)mtp\.")
+
+LINEAR_ROLES = frozenset({Role.EXPERT, Role.SHARED_EXPERT, Role.ATTENTION, Role.MLP, Role.OTHER})
+"""Roles whose 2-D weights ``--scope linear`` quantizes."""
+
+# Modules that engines merge into one matrix, so that they share one scheme (vLLM
+# packed_modules_mapping of the families below).
+COMMON_SIBLINGS: tuple[tuple[str, ...], ...] = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One model family.
+
+    Attributes:
+        name: What ``--recipe`` and the manifest call it.
+        title: For people.
+        model_types: Values of config.json's ``model_type`` (top level or text_config).
+        expert: Regular expression of a routed expert's tensor, with the groups
+            ``layer``, ``expert``, ``projection`` and ``kind`` (``weight`` or ``bias``);
+            ``None`` for dense models.
+        projections: The words ``projection`` may be; every expert has one weight each.
+        num_experts_keys: Config keys that say how many routed experts a layer has.
+        experts_per_token_keys: Config keys that say how many a token uses.
+        mtp_after_last_layer: Layers numbered from ``num_hidden_layers`` on are
+            multi-token-prediction layers.
+        siblings: Groups of module names that share one scheme.
+    """
+
+    name: str
+    title: str
+    model_types: frozenset[str]
+    expert: str | None = None
+    projections: tuple[str, ...] = ()
+    num_experts_keys: tuple[str, ...] = ()
+    experts_per_token_keys: tuple[str, ...] = ("num_experts_per_tok",)
+    mtp_after_last_layer: bool = False
+    siblings: tuple[tuple[str, ...], ...] = COMMON_SIBLINGS
+
+    def num_experts(self, config: Mapping[str, Any]) -> int | None:
+        """Return the routed experts per layer that the config states."""
+        return config_int(config, self.num_experts_keys)
+
+    def experts_per_token(self, config: Mapping[str, Any]) -> int | None:
+        """Return the routed experts that a token uses, as the config states."""
+        return config_int(config, self.experts_per_token_keys)
+
+    def classifier(self, config: Mapping[str, Any]) -> Classifier:
+        """Return the name classifier for one checkpoint."""
+        return Classifier(self, config)
+
+
+class Classifier:
+    """Maps the tensor names of one checkpoint to their slots."""
+
+    def __init__(self, recipe: Recipe, config: Mapping[str, Any]) -> None:
+        self._expert = re.compile(recipe.expert) if recipe.expert else None
+        self._projections = frozenset(recipe.projections)
+        num_layers = config_int(config, ("num_hidden_layers",))
+        self._first_mtp_layer = num_layers if recipe.mtp_after_last_layer else None
+
+    def __call__(self, name: str) -> Slot:
+        """Return the slot of a tensor name."""
+        match = self._expert.match(name) if self._expert else None
+        if match and match["projection"] in self._projections:
+            return Slot(Role.EXPERT, int(match["layer"]), int(match["expert"]), match["projection"])
+        layer_match = _LAYER.search(name)
+        layer = int(layer_match[1]) if layer_match else None
+        return Slot(self._role(name), layer)
+
+    def is_mtp(self, name: str, slot: Slot) -> bool:
+        """Whether a tensor belongs to a multi-token-prediction layer."""
+        if _MTP_PREFIX.search(name):
+            return True
+        first = self._first_mtp_layer
+        return first is not None and slot.layer is not None and slot.layer >= first
+
+    @staticmethod
+    def _role(name: str) -> Role:
+        for role, pattern in _COMMON_ROLES:
+            if pattern.search(name):
+                return role
+        return Role.OTHER
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part of a config (``text_config`` where there is one)."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    """Return the first of ``keys`` that the config (or its text_config) holds.
+
+    Raises:
+        SourceError: The value is not a positive integer.
+    """
+    for part in (text_config(config), config):
+        for key in keys:
+            value = part.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise SourceError(f"config.json: {key} is {value!r}, expected a whole number")
+            return value
+    return None
