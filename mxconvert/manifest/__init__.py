@@ -1,0 +1,58 @@
+"""What an artifact is: its manifest, its tensor list and its id.
+
+The format is normative in ``docs/reference/manifest.md``. `build_manifest` and
+`encode_tensors` write it, `parse_manifest` and `iter_tensors` read it strictly.
+"""
+
+from mxconvert.manifest.build import build_manifest, options_json, source_identity, tensor_records
+from mxconvert.manifest.codec import artifact_id, encode_manifest, parse_manifest
+from mxconvert.manifest.paths import (
+    MANIFEST_NAME,
+    TENSORS_NAME,
+    WORK_FOLDER,
+    path_fault,
+    spelling_key,
+)
+from mxconvert.manifest.records import (
+    SCHEMA_VERSION,
+    ArtifactTotals,
+    FileEntry,
+    FormatSpec,
+    Generator,
+    Manifest,
+    ModelFacts,
+    SourceIdentity,
+    SourceRecord,
+    TensorRecord,
+    Treatment,
+)
+from mxconvert.manifest.tensors import TensorListWriter, encode_tensors, iter_tensors
+
+__all__ = [
+    "MANIFEST_NAME",
+    "SCHEMA_VERSION",
+    "TENSORS_NAME",
+    "WORK_FOLDER",
+    "ArtifactTotals",
+    "FileEntry",
+    "FormatSpec",
+    "Generator",
+    "Manifest",
+    "ModelFacts",
+    "SourceIdentity",
+    "SourceRecord",
+    "TensorListWriter",
+    "TensorRecord",
+    "Treatment",
+    "artifact_id",
+    "build_manifest",
+    "encode_manifest",
+    "encode_tensors",
+    "iter_tensors",
+    "options_json",
+    "parse_manifest",
+    "path_fault",
+    "source_identity",
+    "spelling_key",
+    "tensor_records",
+]

@@ -1,0 +1,142 @@
+"""From a finished run to its manifest: pure functions of the plan and the digests."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from mxconvert import __version__
+from mxconvert.manifest.canonical import encode_canonical
+from mxconvert.manifest.records import (
+    ArtifactTotals,
+    FileEntry,
+    FormatSpec,
+    Generator,
+    Manifest,
+    ModelFacts,
+    OptionValue,
+    SourceIdentity,
+    SourceRecord,
+    TensorRecord,
+    Treatment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from mxconvert.model import Options, OutputFile, Plan, SourceFile, Totals
+
+GENERATOR = Generator(name="mxconvert", version=__version__)
+
+
+def source_identity(files: Iterable[SourceFile], num_tensors: int) -> SourceIdentity:
+    """Return the identity of a checkpoint: of its weight files' names, sizes and headers."""
+    found = sorted(files, key=lambda file: file.path)
+    rows = [[file.path, file.size, file.header_sha256] for file in found]
+    return SourceIdentity(
+        digest=hashlib.sha256(encode_canonical(rows)).hexdigest(),
+        files=len(rows),
+        tensors=num_tensors,
+        size_bytes=sum(file.size for file in found),
+    )
+
+
+def options_json(options: Options) -> dict[str, OptionValue]:
+    """Return the options as JSON values."""
+
+    def plain(value: str | int | tuple[str, ...] | None) -> OptionValue:
+        if isinstance(value, tuple):
+            return [str(item) for item in value]
+        return str(value) if isinstance(value, str) else value
+
+    return {item.name: plain(getattr(options, item.name)) for item in dataclasses.fields(options)}
+
+
+def build_manifest(
+    *,
+    plan: Plan,
+    source: SourceIdentity,
+    files: Iterable[FileEntry],
+    config: Mapping[str, Any],
+    generator: Generator = GENERATOR,
+) -> Manifest:
+    """Assemble the manifest of a finished artifact.
+
+    Args:
+        plan: What was written.
+        source: What it was made from, see `source_identity`.
+        files: An entry for every file of the artifact except the manifest itself: the
+            weights, config, index, sidecars, card and the tensor list.
+        config: The source's config.json; only architectures and model_type are taken.
+        generator: Overridden by tests that pin bytes.
+    """
+    entries = tuple(sorted(files, key=lambda entry: entry.path))
+    return Manifest(
+        generator=generator,
+        source=source,
+        options=options_json(plan.options),
+        format=FormatSpec(scale_rule=str(plan.options.scale_rule)),
+        model=_model_facts(plan, config),
+        totals=ArtifactTotals(
+            tensors=sum(len(item.outputs) for file in plan.files for item in file.items),
+            tensor_bytes=plan.total_size,
+            files=len(entries),
+            file_bytes=sum(entry.size for entry in entries),
+            quantized=_treatment(plan.quantized),
+            copied=_treatment(plan.copied),
+        ),
+        files=entries,
+    )
+
+
+def _model_facts(plan: Plan, config: Mapping[str, Any]) -> ModelFacts:
+    architectures = config.get("architectures")
+    model_type = config.get("model_type")
+    return ModelFacts(
+        architectures=tuple(
+            name
+            for name in (architectures if isinstance(architectures, list) else [])
+            if isinstance(name, str)
+        ),
+        model_type=model_type if isinstance(model_type, str) else None,
+        recipe=plan.recipe,
+        num_experts=plan.num_experts,
+    )
+
+
+def _treatment(totals: Totals) -> Treatment:
+    return Treatment(
+        source_tensors=totals.tensors,
+        source_bytes=totals.source_bytes,
+        output_bytes=totals.output_bytes,
+    )
+
+
+def tensor_records(
+    file: OutputFile, outputs: Mapping[str, str], sources: Mapping[str, str]
+) -> Iterator[TensorRecord]:
+    """Yield the records of one weight file in the order of their bytes.
+
+    Args:
+        file: The planned file.
+        outputs: XXH3-128 of each output tensor, by its name.
+        sources: XXH3-128 of each source tensor, by its name in the source.
+    """
+    for item in file.items:
+        source = SourceRecord(
+            item.source.name, item.source.dtype, item.source.shape, sources[item.source.name]
+        )
+        for tensor in item.outputs:
+            yield TensorRecord(
+                tensor.name,
+                file.name,
+                tensor.dtype,
+                tensor.shape,
+                file.header_size + tensor.begin,
+                file.header_size + tensor.end,
+                outputs[tensor.name],
+                item.layer,
+                None if item.expert is None else (item.expert, item.expert),
+                (source,),
+            )
