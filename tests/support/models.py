@@ -184,6 +184,7 @@ def qwen3_moe_config(
         "num_hidden_layers": layers,
         "num_key_value_heads": heads // 2,
         "output_router_logits": False,
+        "pad_token_id": None,
         "rms_norm_eps": 1e-06,
         "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
         "router_aux_loss_coef": 0.001,
