@@ -265,7 +265,8 @@ def _signs(bits: Array) -> Array:
     negative = bits - (bits != 0)  # turns -0.0 into the largest positive pattern
     negative >>= width - 4
     negative &= 8
-    return negative.astype(np.int16, copy=False)
+    signs: Array = negative.astype(np.int16, copy=False)
+    return signs
 
 
 def _pack(codes: Array, packed: Array) -> None:

@@ -1,0 +1,266 @@
+"""The quantization kernels: `blocks_with_nonfinite quantize(src, packed, scales, blocks, bias)`.
+
+One kernel serves the rules `even`, `floor` and `rceil`, which differ only in `bias`
+(`lanes.rule_bias` for float32's mantissa); rule `mse` has its own, called with the bias of `floor`.
+Every block goes through `_quantize_lanes`: BF16 in 32 lanes of 16 bits, F32 and F16 in 32 lanes of
+32 bits. BF16 blocks of tiny values are widened to 32 bits first.
+docs/explanation/cpu-kernels.md derives the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from mxconvert_kernels.lanes import (
+    CAPPED_SCALE_BYTE,
+    FLOAT32_MANTISSA_BITS,
+    LIFT_BELOW_FIELD,
+    LIFT_EXPONENT,
+    SUBNORMAL_TO_LIFTED,
+    cap_bits,
+    lower_gate,
+    raise_gate,
+)
+from mxconvert_kernels.llvm.emit import F32, I8, I16, I32, I64, POINTER, Emitter, Value, vector
+from mxconvert_kernels.spec import (
+    BLOCK_SIZE,
+    E2M1_HALVES,
+    ELEMENT_EMAX,
+    ERROR_FRACTION_BITS,
+    NAN_SCALE_BYTE,
+    PACKED_BLOCK_BYTES,
+    SCALE_BIAS,
+    FloatType,
+)
+
+if TYPE_CHECKING:
+    from mxconvert_kernels.spec import FloatLayout
+
+MAX_CODE = len(E2M1_HALVES) - 1
+
+
+class Block(NamedTuple):
+    """A block on its way through the kernel; magnitude bits are described in `lanes`."""
+
+    magnitudes: Value
+    """Magnitude bits, `<32 x i16>` or `<32 x i32>`."""
+    amax: Value
+    """The largest of them before any lift, i32."""
+    lift: Value
+    """The power of two the magnitudes were multiplied by, i32: 0 or `LIFT_EXPONENT`."""
+    mantissa_bits: int
+
+
+class Quantized(NamedTuple):
+    """A block's result."""
+
+    scale_byte: Value
+    """i32."""
+    codes: Value
+    """Magnitude codes 0 ... 7, in as many bits as the magnitudes."""
+
+
+def build(dtype: FloatType, *, search: bool) -> str:
+    """The kernel's module.
+
+    Args:
+        dtype: The type of the elements of `src`.
+        search: Build rule `mse` rather than the three others.
+    """
+    emitter = Emitter("quantize", [POINTER, POINTER, POINTER, I64, I32])
+    src, packed, scales, blocks, bias = emitter.arguments
+    element = I32 if dtype is FloatType.F32 else I16
+    kernel = _Kernel(emitter, dtype, bias, search=search)
+
+    def body(block: Value, bad_blocks: Value) -> Value:
+        offset = block * (BLOCK_SIZE * dtype.itemsize)
+        bits = emitter.load(src, offset, vector(element, BLOCK_SIZE))
+        scale_byte, codes, bad = kernel.quantize(bits)
+        emitter.store(_pack(codes), packed, block * PACKED_BLOCK_BYTES)
+        emitter.store(scale_byte.trunc(I8), scales, block)
+        return bad_blocks + bad
+
+    return emitter.finish(emitter.loop(blocks, emitter.constant(I64, 0), body))
+
+
+class _Kernel:
+    """What the steps of one kernel have in common."""
+
+    def __init__(self, emitter: Emitter, dtype: FloatType, bias: Value, *, search: bool) -> None:
+        self.emitter = emitter
+        self.dtype = dtype
+        self.layout: FloatLayout = dtype.layout
+        self.bias = bias
+        self.search = search
+
+    def quantize(self, bits: Value) -> list[Value]:
+        """Scale byte i32, signed codes `<32 x i16>`, and i64 1 if the block is not finite."""
+        magnitudes = bits & self.layout.magnitude_mask
+        amax = magnitudes.reduce_umax().resize(I32)
+        constant = self.emitter.constant
+
+        def finite() -> list[Value]:
+            wide, wide_amax = self._widen(magnitudes, amax)
+            return signed(self._quantize_wide(wide, wide_amax))
+
+        def fast_bf16() -> list[Value]:
+            no_lift = constant(I32, 0)
+            block = Block(magnitudes, amax, no_lift, self.layout.mantissa_bits)
+            return signed(self._quantize_lanes(block))
+
+        def signed(result: Quantized) -> list[Value]:
+            codes = result.codes.resize(I16) | _signs(bits)
+            return [result.scale_byte, codes, constant(I64, 0)]
+
+        def not_finite() -> list[Value]:
+            no_codes = constant(vector(I16, BLOCK_SIZE), 0)
+            return [constant(I32, NAN_SCALE_BYTE), no_codes, constant(I64, 1)]
+
+        def finite_or_not() -> list[Value]:
+            is_finite = amax.compare("u<", self.layout.infinity)
+            return self.emitter.branch(is_finite, finite, not_finite, likely=True)
+
+        if self.dtype is not FloatType.BF16:
+            return finite_or_not()
+        lowest = LIFT_BELOW_FIELD << self.layout.mantissa_bits
+        is_normal = (amax - lowest).compare("u<", self.layout.infinity - lowest)
+        return self.emitter.branch(is_normal, fast_bf16, finite_or_not, likely=True)
+
+    def _widen(self, magnitudes: Value, amax: Value) -> tuple[Value, Value]:
+        """Magnitudes and their maximum as float32 bits, exactly."""
+        if self.dtype is FloatType.F32:
+            return magnitudes, amax
+        if self.dtype is FloatType.F16:
+            return self._widen_f16(magnitudes.zext(I32)), self._widen_f16(amax)
+        shift = FLOAT32_MANTISSA_BITS - self.layout.mantissa_bits
+        return magnitudes.zext(I32) << shift, amax << shift
+
+    def _widen_f16(self, half: Value) -> Value:
+        """F16 magnitude bits as float32 bits, by arithmetic that neither rounds nor flushes."""
+        rebias = SCALE_BIAS - self.layout.bias
+        shifted = half << (FLOAT32_MANTISSA_BITS - self.layout.mantissa_bits)
+        normal = shifted + (rebias << FLOAT32_MANTISSA_BITS)
+        # A subnormal's mantissa under the exponent of the smallest normal number is too large by
+        # that number; the difference is a normal float32.
+        smallest = self.emitter.constant(half.type, (rebias + 1) << FLOAT32_MANTISSA_BITS)
+        one_too_many = (shifted | smallest).bitcast_lanes(F32)
+        subnormal = one_too_many.fsub(smallest.bitcast_lanes(F32)).bitcast_lanes(I32)
+        return half.compare("u<", 1 << self.layout.mantissa_bits).select(subnormal, normal)
+
+    def _quantize_wide(self, magnitudes: Value, amax: Value) -> Quantized:
+        """Quantize 32-bit lanes, lifting tiny ones first."""
+        constant = self.emitter.constant
+        lifted, lift = self.emitter.branch(
+            amax.compare("u<", LIFT_BELOW_FIELD << FLOAT32_MANTISSA_BITS),
+            lambda: [_lift(magnitudes), constant(I32, LIFT_EXPONENT)],
+            lambda: [magnitudes, constant(I32, 0)],
+            likely=False,
+        )
+        return self._quantize_lanes(Block(lifted, amax, lift, FLOAT32_MANTISSA_BITS))
+
+    def _quantize_lanes(self, block: Block) -> Quantized:
+        """Choose the scale and encode."""
+        bias = self.bias >> (FLOAT32_MANTISSA_BITS - block.mantissa_bits)
+        exponent = (block.amax + bias) >> block.mantissa_bits
+        scale_byte = exponent.usub_sat(ELEMENT_EMAX)
+        if self.search:
+            return self._search(block, scale_byte)
+        overflows = block.amax.compare("u>=", cap_bits(block.mantissa_bits)).zext(I32)
+        at_cap = scale_byte.compare("==", CAPPED_SCALE_BYTE).zext(I32)
+        scale_byte -= at_cap & overflows
+        return Quantized(scale_byte, _encode(block, scale_byte + block.lift))
+
+    def _search(self, block: Block, floor: Value) -> Quantized:
+        """Move to the exponent above or below if it has less squared error."""
+        mantissa = block.amax & ((1 << block.mantissa_bits) - 1)
+        in_range = (block.amax - (ELEMENT_EMAX << block.mantissa_bits)).compare(
+            "u<", (CAPPED_SCALE_BYTE - 1) << block.mantissa_bits
+        )
+        may_rise = mantissa.compare("u>", raise_gate(block.mantissa_bits)) & in_range
+        may_fall = mantissa.compare("u<=", lower_gate(block.mantissa_bits))
+        may_fall &= floor.compare("s>", 0)
+        codes = _encode(block, floor + block.lift)
+
+        def stay() -> list[Value]:
+            return [floor, codes]
+
+        def compare() -> list[Value]:
+            step = may_rise.select(self.emitter.constant(I32, 1), -1)
+            other = _encode(block, floor + step + block.lift)
+            gain = _error_difference(block, floor + block.lift, step, codes, other)
+            # Ties go to the smaller exponent: no gain is enough to fall, but not to rise.
+            better = gain.compare("s<", may_fall.zext(I32))
+            return [better.select(floor + step, floor), better.select(other, codes)]
+
+        return Quantized(*self.emitter.branch(may_rise | may_fall, compare, stay))
+
+
+def _lift(magnitudes: Value) -> Value:
+    """Multiply 32-bit lanes of tiny values by 2 ** 64, without arithmetic on subnormals."""
+    as_integers = magnitudes.sitofp(F32).bitcast_lanes(I32)
+    from_subnormal = as_integers - (SUBNORMAL_TO_LIFTED << FLOAT32_MANTISSA_BITS)
+    from_normal = magnitudes + (LIFT_EXPONENT << FLOAT32_MANTISSA_BITS)
+    is_subnormal = magnitudes.compare("u<", 1 << FLOAT32_MANTISSA_BITS)
+    lifted = is_subnormal.select(from_subnormal, from_normal)
+    return magnitudes.compare("==", 0).select(magnitudes, lifted)
+
+
+def _encode(block: Block, scale_byte: Value) -> Value:
+    """Magnitude codes under a scale byte that includes the lift.
+
+    `distance` is the float's bits counted from a quarter of the scale, above which codes are not
+    zero. From one scale on, rounding it to one mantissa bit gives the code; `below_one` has the
+    codes of what is smaller and never exceeds the code of what is larger.
+    """
+    lane = block.magnitudes.type.element
+    shift = block.mantissa_bits - 1
+    quarter = ((scale_byte - 2) << block.mantissa_bits).resize(lane).splat(BLOCK_SIZE)
+    distance = block.magnitudes.usub_sat(quarter)
+    odd = (distance >> shift) & 1
+    rounded = distance + odd + ((1 << (shift - 1)) - 1 - (2 << shift))
+    below_one = distance.umin(1) + ((distance + (1 << shift)) >> (block.mantissa_bits + 1))
+    return rounded.ashr(shift).smax(below_one).smin(MAX_CODE)
+
+
+def _error_difference(block: Block, floor: Value, step: Value, codes: Value, other: Value) -> Value:
+    """Squared error of `other` codes (scale `floor + step`) less that of `codes`, i32.
+
+    Each lane adds (wanted - there) ** 2 - (wanted - here) ** 2, written as a product.
+    """
+    half_scale = ERROR_FRACTION_BITS - 1
+    wanted = _fixed_point(block, floor)
+    here = _halves(codes.resize(I16)) << half_scale
+    there = _halves(other.resize(I16)) << (step + half_scale).trunc(I16).splat(BLOCK_SIZE)
+    left = here - there
+    right = wanted + wanted - here - there
+    return (left.sext(I32) * right.sext(I32)).reduce_add()
+
+
+def _fixed_point(block: Block, floor: Value) -> Value:
+    """Magnitudes rounded to whole error units, `<32 x i16>`, at most 8192.
+
+    The product with a power of two is exact or far below half a unit; adding 2 ** 23 rounds it to
+    an integer, ties to even, which the low mantissa bits then hold.
+    """
+    exponent = (2 * SCALE_BIAS + ERROR_FRACTION_BITS) - floor
+    inverse_unit = (exponent << FLOAT32_MANTISSA_BITS).bitcast(F32).splat(BLOCK_SIZE)
+    bits = block.magnitudes.resize(I32) << (FLOAT32_MANTISSA_BITS - block.mantissa_bits)
+    scaled = bits.bitcast_lanes(F32).fmul(inverse_unit)
+    return scaled.fadd(float(1 << FLOAT32_MANTISSA_BITS)).bitcast_lanes(I32).trunc(I16)
+
+
+def _halves(codes: Value) -> Value:
+    """`E2M1_HALVES[code]`: twice the magnitude of each code, `<32 x i16>`."""
+    return codes + codes.usub_sat(4) + (codes.usub_sat(6) << 1)
+
+
+def _signs(bits: Value) -> Value:
+    """Bit 3 of each code, `<32 x i16>`; a negative zero has no sign."""
+    sign_shift: int = bits.type.element.width - 4
+    return ((bits.usub_sat(1) >> sign_shift) & 8).resize(I16)
+
+
+def _pack(codes: Value) -> Value:
+    """Two codes to a byte, the even element in the low nibble: `<16 x i8>`."""
+    pairs = codes.bitcast(vector(I32, PACKED_BLOCK_BYTES))
+    return (pairs | (pairs >> 12)).trunc(I8)
