@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import safetensors
 
 from tests.support.numbers import decode, decode_mxfp4
 
@@ -75,6 +74,8 @@ class Artifact:
 
 def read_tensors(path: Path) -> dict[str, Stored]:
     """Open one file with the safetensors library and return its tensors."""
+    import safetensors  # here, so that scripts can use this package without the library
+
     return {
         name: Stored(path.name, entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
         for name, entry in safetensors.deserialize(path.read_bytes())

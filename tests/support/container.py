@@ -93,3 +93,24 @@ def read_safetensors(path: Path | str) -> dict[str, Tensor]:
         )
         for name, entry in header.items()
     }
+
+
+def sparse_safetensors(
+    path: Path | str, layout: Mapping[str, tuple[str, tuple[int, ...], int]]
+) -> None:
+    """Write a well-formed file whose tensors are one hole: zeros that take no disk.
+
+    Args:
+        path: The file to write.
+        layout: Name -> dtype, shape and bytes, in storage order.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(PT)}
+    end = 0
+    for name, (dtype, shape, size) in layout.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with Path(path).open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + end)
