@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -377,3 +380,47 @@ def test_tensor_records_follow_the_plan() -> None:
     assert records[0].experts == (0, 0)
     assert records[0].sources[0].name == "l.0.experts.0.up.weight"
     assert records[1].xxh3_128 == "1" * 32
+
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "reference" / "manifest.md"
+
+
+def test_the_documented_snippet_checks_an_artifact(tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    contents = {TENSORS_NAME: b"tensors", EXPERTS: b"x" * 268, "é/empty.txt": b""}
+    (tmp_path / "é").mkdir()
+    for name, data in contents.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "mxconvert.manifest.json").write_bytes(DATA)
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", snippet, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run().returncode == 0
+    assert run().stdout == f"id {artifact_id(DATA)}\n"
+    (tmp_path / EXPERTS).write_bytes(b"x" * 267 + b"y")
+    assert run().returncode == 1
+    assert f"differs: {EXPERTS}" in run().stdout
+
+
+def test_every_member_is_documented() -> None:
+    text = DOCUMENT.read_text()
+    schemas = [
+        json.loads(files("mxconvert.schemas").joinpath(name).read_text())
+        for name in ("manifest-v1.schema.json", "tensors-v1.schema.json")
+    ]
+
+    def members(schema: object) -> set[str]:
+        if isinstance(schema, list):
+            return set().union(*map(members, schema))
+        if not isinstance(schema, dict):
+            return set()
+        own = schema.get("properties")
+        found = set(own) if isinstance(own, dict) else set()
+        return found.union(*(members(value) for value in schema.values()))
+
+    missing = {
+        name for name in members(schemas) if f"`{name}`" not in text and f'"{name}"' not in text
+    }
+    assert not missing
