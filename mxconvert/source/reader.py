@@ -59,7 +59,11 @@ class SourceReader:
             try:
                 count = os.preadv(fd, [buffer[done:]], offset + done)
             except OSError as error:
-                raise LocalError(f"{self._root / file}: {error.strerror}") from error
+                raise LocalError(
+                    f"{self._root / file}: reading at byte {offset + done}: {error.strerror}",
+                    hint="check the disk, then run the same command again",
+                    code="read-error",
+                ) from error
             if count == 0:
                 raise _changed(file, f"it ends at byte {offset + done}, more was expected")
             done += count

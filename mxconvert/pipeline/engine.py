@@ -1,0 +1,238 @@
+"""Threads that make the planned files.
+
+Every worker takes the next piece of a file, converts it and hands it to the file's
+lanes; whichever worker completes the order commits. A piece is dispatched together
+with its buffers, in file order, so the piece that a lane waits for always has them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from mxconvert import failpoints
+from mxconvert.errors import Interrupted, LocalError, MxConvertError, SourceError
+from mxconvert.events import Advanced, FileFinished
+from mxconvert.pipeline.job import FileJob, FileResult
+from mxconvert.pipeline.slots import Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from mxconvert.events import Reporter
+    from mxconvert.model import OutputFile
+    from mxconvert.pipeline.lane import Continuation
+    from mxconvert.pipeline.pieces import Piece
+    from mxconvert.pipeline.slots import Budget
+    from mxconvert.quantize import Quantizer
+    from mxconvert.source import SourceReader
+
+    Task = tuple[FileJob, Piece, Slot]
+
+_POLL_SECONDS = 0.2  # how soon the main thread notices a signal
+_CLOSERS = 2
+
+
+class StopToken:
+    """Set from a signal handler to end the run; kept files stay."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def set(self, signum: int) -> None:
+        """Ask for the end."""
+        self.signum = signum
+
+
+class Engine:
+    """Makes files; see `make_files`."""
+
+    def __init__(
+        self,
+        files: Iterable[OutputFile],
+        folder: Path,
+        *,
+        budget: Budget,
+        reader: SourceReader,
+        quantizer: Quantizer,
+        record: Callable[[OutputFile, FileResult], None],
+        report: Reporter,
+    ) -> None:
+        self._pending = deque(files)
+        self._folder = folder
+        self._budget = budget
+        self._reader = reader
+        self._quantizer = quantizer
+        self._record = record
+        self._report = report
+        self._changed = threading.Condition()
+        self._active: list[FileJob] = []
+        self._free = deque(Slot(budget.piece_size) for _ in range(budget.slots))
+        self._stopping = False
+        self._fatal: BaseException | None = None
+        self._failed: list[tuple[OutputFile, MxConvertError]] = []
+        self._closers = ThreadPoolExecutor(_CLOSERS, thread_name_prefix="mxconvert-close")
+
+    def run(self, stop: StopToken) -> list[tuple[OutputFile, MxConvertError]]:
+        """Work until every file is made or has failed.
+
+        Returns:
+            The files that failed, with their errors.
+
+        Raises:
+            MxConvertError: An error that ends the whole run (disk, source changed).
+            Interrupted: ``stop`` was set.
+        """
+        workers = [
+            threading.Thread(target=self._work, name=f"mxconvert-{n}", daemon=True)
+            for n in range(self._budget.jobs)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(_POLL_SECONDS)
+                if stop.signum is not None:
+                    self._halt(Interrupted(stop.signum))
+        self._closers.shutdown(wait=True)
+        if self._fatal is not None:
+            raise self._fatal
+        return self._failed
+
+    def _halt(self, error: BaseException) -> None:
+        with self._changed:
+            self._stopping = True
+            self._fatal = self._fatal or error
+            for job in self._active:
+                job.fail(LocalError("the run was stopped"))
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ dispatching
+
+    def _next(self) -> Task | None:
+        with self._changed:
+            while True:
+                self._open_files()
+                if self._stopping or not self._active:
+                    self._retire_all()
+                    return None
+                if self._free:
+                    task = self._dispatch()
+                    if task is not None:
+                        return task
+                    continue
+                self._changed.wait()
+
+    def _open_files(self) -> None:
+        while (
+            not self._stopping and self._pending and len(self._active) < self._budget.active_files
+        ):
+            file = self._pending.popleft()
+            self._active.append(FileJob(file, self._folder, self._budget.piece_size))
+
+    def _dispatch(self) -> Task | None:
+        job = min(self._active, key=lambda job: job.outstanding)
+        piece = None if job.error else next(job.pieces, None)
+        if piece is None:
+            self._active.remove(job)
+            job.all_dispatched = True
+            self._finish_if_done(job)
+            return None
+        job.reserve_scales(piece)
+        job.outstanding += 1
+        return job, piece, self._free.popleft()
+
+    def _retire_all(self) -> None:
+        for job in self._active:
+            job.all_dispatched = True
+            self._finish_if_done(job)
+        self._active.clear()
+        self._changed.notify_all()
+
+    # ------------------------------------------------------------------ working
+
+    def _work(self) -> None:
+        try:
+            while (task := self._next()) is not None:
+                self._convert(*task)
+        except BaseException as error:  # noqa: BLE001  (a bug must not hang the run)
+            self._halt(error)
+
+    def _convert(self, job: FileJob, piece: Piece, slot: Slot) -> None:
+        if job.error is None:
+            try:
+                failpoints.hit("engine.convert")
+                job.convert(piece, slot, self._reader, self._quantizer)
+            except MxConvertError as error:
+                self._fail(job, error)
+        job.commit_lane.submit(piece.index, lambda: self._commit(job, piece, slot))
+
+    def _commit(self, job: FileJob, piece: Piece, slot: Slot) -> Continuation:
+        views: list[memoryview] = []
+        if job.error is None:
+            try:
+                views = job.commit(piece, slot, self._report)
+            except MxConvertError as error:
+                self._fail(job, error)
+            except BaseException as error:  # noqa: BLE001  (see _work)
+                job.fail(LocalError("the run was stopped"))
+                self._halt(error)
+        return lambda: job.sha_lane.submit(piece.index, lambda: self._hash(job, piece, slot, views))
+
+    def _hash(
+        self, job: FileJob, piece: Piece, slot: Slot, views: list[memoryview]
+    ) -> Continuation:
+        if job.error is None:
+            job.hash_sha256(views)
+        return lambda: self._release(job, piece, slot)
+
+    def _release(self, job: FileJob, piece: Piece, slot: Slot) -> None:
+        self._report(Advanced(num_bytes=piece.source_bytes))
+        with self._changed:
+            self._free.append(slot)
+            job.outstanding -= 1
+            self._finish_if_done(job)
+            self._changed.notify()
+
+    def _fail(self, job: FileJob, error: MxConvertError) -> None:
+        job.fail(error)
+        if ends_run(error):
+            self._halt(error)
+
+    # ------------------------------------------------------------------ finishing
+
+    def _finish_if_done(self, job: FileJob) -> None:
+        if job.all_dispatched and job.outstanding == 0:
+            self._closers.submit(self._close, job)
+
+    def _close(self, job: FileJob) -> None:
+        try:
+            if job.error is None:
+                self._publish(job)
+        except MxConvertError as error:
+            self._fail(job, error)
+        except BaseException as error:  # noqa: BLE001  (see _work)
+            job.fail(LocalError("the run was stopped"))
+            self._halt(error)
+        if job.error is not None:
+            job.discard()
+            with self._changed:
+                self._failed.append((job.file, job.error))
+
+    def _publish(self, job: FileJob) -> None:
+        result = job.flush()
+        self._reader.check_unchanged(sorted({item.source.file for item in job.file.items}))
+        # The record comes first: a final name without a record would be unexplained.
+        self._record(job.file, result)
+        job.publish()
+        self._report(FileFinished(path=job.file.name, size_bytes=job.file.size))
+
+
+def ends_run(error: MxConvertError) -> bool:
+    """Whether an error concerns the whole run and not one file."""
+    if isinstance(error, SourceError):
+        return error.code == "source-changed"
+    return not (isinstance(error, LocalError) and error.code == "read-error")

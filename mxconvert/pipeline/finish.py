@@ -1,0 +1,123 @@
+"""Everything but the weights: sidecars, config, card, tensor list, index, manifest last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mxconvert import __version__, failpoints
+from mxconvert.errors import SourceError
+from mxconvert.events import Notice
+from mxconvert.manifest import (
+    MANIFEST_NAME,
+    TENSORS_NAME,
+    FileEntry,
+    TensorListWriter,
+    artifact_id,
+    build_manifest,
+    encode_manifest,
+    source_identity,
+    tensor_records,
+)
+from mxconvert.model import FileRole
+from mxconvert.writer import copy_file, write_file
+from mxconvert.writer.documents import config_json, index_json, model_card
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mxconvert.events import Reporter
+    from mxconvert.model import Checkpoint, Plan
+    from mxconvert.pipeline.journal import Journal
+
+CONFIG_NAME = "config.json"
+CARD_NAME = "README.md"
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def finish_artifact(
+    checkpoint: Checkpoint, plan: Plan, journal: Journal, target: Path, report: Reporter
+) -> str:
+    """Write all files beside the weights; the index and then the manifest come last.
+
+    Returns:
+        The artifact's id.
+
+    Raises:
+        SourceError: A sidecar changed since preflight.
+        LocalError: The operating system refuses.
+    """
+    entries = [*_weight_entries(plan, journal)]
+    entries += _sidecar_entries(checkpoint, target)
+    entries += _document_entries(checkpoint, plan, target, report)
+    failpoints.hit("finish.before-tensors")
+    tensors = write_file(target / TENSORS_NAME, _tensor_list(plan, journal))
+    entries.append(FileEntry.from_digest(TENSORS_NAME, FileRole.TENSORS, tensors))
+    index = write_file(target / INDEX_NAME, index_json(plan))
+    entries.append(FileEntry.from_digest(INDEX_NAME, FileRole.INDEX, index))
+    manifest = build_manifest(
+        plan=plan,
+        source=source_identity(checkpoint.files, len(checkpoint.tensors)),
+        files=entries,
+        config=checkpoint.config,
+    )
+    raw = encode_manifest(manifest)
+    failpoints.hit("finish.before-manifest", str(target / MANIFEST_NAME))
+    write_file(target / MANIFEST_NAME, raw)
+    failpoints.hit("finish.after-manifest")
+    return artifact_id(raw)
+
+
+def _weight_entries(plan: Plan, journal: Journal) -> Iterator[FileEntry]:
+    for file in plan.files:
+        digest = journal.load(file).digest
+        yield FileEntry.from_digest(
+            file.name, file.role, digest, experts=file.experts, layers=file.layers
+        )
+
+
+def _sidecar_entries(checkpoint: Checkpoint, target: Path) -> Iterator[FileEntry]:
+    for sidecar in checkpoint.sidecars:
+        if sidecar.path in (CONFIG_NAME, CARD_NAME):
+            continue
+        digest = copy_file(checkpoint.root / sidecar.path, target / sidecar.path, sidecar.sha256)
+        yield FileEntry.from_digest(sidecar.path, FileRole.SIDECAR, digest)
+
+
+def _document_entries(
+    checkpoint: Checkpoint, plan: Plan, target: Path, report: Reporter
+) -> Iterator[FileEntry]:
+    config, notices = config_json(checkpoint.config, plan)
+    for code, message in notices:
+        report(Notice(severity="warning", code=code, message=message))
+    digest = write_file(target / CONFIG_NAME, config)
+    yield FileEntry.from_digest(CONFIG_NAME, FileRole.CONFIG, digest)
+    card = model_card(
+        _source_card(checkpoint),
+        plan,
+        version=__version__,
+        base_model=plan.options.base_model,
+    )
+    digest = write_file(target / CARD_NAME, card)
+    yield FileEntry.from_digest(CARD_NAME, FileRole.SIDECAR, digest)
+
+
+def _source_card(checkpoint: Checkpoint) -> str | None:
+    if all(sidecar.path != CARD_NAME for sidecar in checkpoint.sidecars):
+        return None
+    try:
+        return (checkpoint.root / CARD_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SourceError(
+            f"{checkpoint.root / CARD_NAME}: changed during the run: {error.strerror}",
+            code="source-changed",
+        ) from error
+
+
+def _tensor_list(plan: Plan, journal: Journal) -> bytes:
+    writer = TensorListWriter(sum(len(item.outputs) for f in plan.files for item in f.items))
+    for file in sorted(plan.files, key=lambda file: file.name):
+        result = journal.load(file)
+        for record in tensor_records(file, result.outputs, result.sources):
+            writer.add(record)
+    return writer.finish()

@@ -1,0 +1,179 @@
+"""What a run leaves behind so that the next one can go on.
+
+``DST/.mxconvert/`` holds, until the artifact is complete:
+
+* ``journal.json``: the plan's digest, the options, and the identity of every input;
+* ``files/<name>.json``: one record per finished weight file: its digests and those of
+  its tensors. A file counts as finished if its record and its final name both exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from mxconvert import __version__
+from mxconvert.digest import ChunkDigest, FileDigest
+from mxconvert.errors import LocalError, UsageError
+from mxconvert.pipeline.job import FileResult
+from mxconvert.plan import plan_digest
+from mxconvert.writer import write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mxconvert.model import Checkpoint, OutputFile, Plan
+
+JOURNAL_FOLDER = ".mxconvert"
+SCHEMA_VERSION = 1
+_JOURNAL = "journal.json"
+_FILES = "files"
+_SHOWN = 4
+
+
+class Journal:
+    """The journal of one output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / JOURNAL_FOLDER
+        self._target = folder
+
+    @property
+    def exists(self) -> bool:
+        """Whether an unfinished run left a journal here."""
+        return (self.folder / _JOURNAL).exists()
+
+    def open(self, plan: Plan, checkpoint: Checkpoint) -> None:
+        """Start a journal, or bind to the one that is here.
+
+        Raises:
+            UsageError: It belongs to other options, another version or another source;
+                says what differs.
+            LocalError: It cannot be read or written.
+        """
+        current = describe(plan, checkpoint)
+        if not self.exists:
+            (self.folder / _FILES).mkdir(exist_ok=True)
+            write_file(self.folder / _JOURNAL, json.dumps(current, indent=1).encode())
+            return
+        try:
+            earlier = json.loads((self.folder / _JOURNAL).read_bytes())
+            differences = _differences(earlier, current)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LocalError(
+                f"{self.folder / _JOURNAL}: cannot be read: {error}",
+                hint="pass --overwrite to start over",
+            ) from error
+        if differences:
+            raise UsageError(
+                f"{self._target}: an unfinished run here was started differently: "
+                + "; ".join(differences),
+                hint="run the earlier command again to finish it, or pass --overwrite to "
+                "discard its work and start over",
+                code="resume-mismatch",
+            )
+
+    def record(self, file: OutputFile, result: FileResult) -> None:
+        """Record a file that is about to get its final name.
+
+        Raises:
+            LocalError: The operating system refuses.
+        """
+        document = {
+            "digest": asdict(result.digest),
+            "outputs": result.outputs,
+            "sources": result.sources,
+        }
+        write_file(self._record_path(file), json.dumps(document).encode())
+
+    def finished(self, file: OutputFile) -> bool:
+        """Whether a file is complete under its final name."""
+        try:
+            size = (self._target / file.name).lstat().st_size
+        except OSError:
+            return False
+        return size == file.size and self._record_path(file).exists()
+
+    def load(self, file: OutputFile) -> FileResult:
+        """Return the record of a finished file.
+
+        Raises:
+            LocalError: It cannot be read.
+        """
+        path = self._record_path(file)
+        try:
+            document = json.loads(path.read_bytes())
+            digest = document["digest"]
+            chunks = tuple(ChunkDigest(**chunk) for chunk in digest.pop("chunks"))
+            return FileResult(
+                FileDigest(**digest, chunks=chunks), document["outputs"], document["sources"]
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LocalError(
+                f"{path}: cannot be read: {error}", hint=f"remove {path} and run again"
+            ) from error
+
+    def discard(self) -> None:
+        """Forget every finished file; the lock stays."""
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / _FILES, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove the journal and everything in it, the lock included."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _record_path(self, file: OutputFile) -> Path:
+        return self.folder / _FILES / (file.name.replace("/", os.sep) + ".json")
+
+
+def describe(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a journal is bound to."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "version": __version__,
+        "plan": plan_digest(plan, __version__),
+        "options": json.loads(json.dumps(asdict(plan.options))),
+        "sources": {
+            file.path: [file.size, file.mtime_ns, file.inode, file.header_sha256]
+            for file in checkpoint.files
+        },
+        "sidecars": {file.path: [file.size, file.sha256] for file in checkpoint.sidecars},
+    }
+
+
+def _differences(earlier: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    if earlier["schema_version"] != current["schema_version"]:
+        return [f"its journal has version {earlier['schema_version']}"]
+    found = []
+    if earlier["version"] != current["version"]:
+        found.append(f"by mxconvert {earlier['version']}, this is {current['version']}")
+    for name, value in current["options"].items():
+        before = earlier["options"].get(name)
+        if before != value:
+            found.append(f"--{name.replace('_', '-')} was {before}, is {value}")
+    for what, label in (("sources", "source file"), ("sidecars", "file")):
+        found += _changed_files(earlier[what], current[what], label)
+    if not found and earlier["plan"] != current["plan"]:
+        found.append("the plan is another one")
+    return found
+
+
+def _changed_files(earlier: dict[str, Any], current: dict[str, Any], label: str) -> list[str]:
+    names = sorted(earlier.keys() | current.keys())
+    changed = [name for name in names if earlier.get(name) != current.get(name)]
+    shown = [f"{label} {name} {_what(earlier.get(name), current.get(name))}" for name in changed]
+    more = [f"and {len(shown) - _SHOWN} more files"] if len(shown) > _SHOWN else []
+    return shown[:_SHOWN] + more
+
+
+def _what(before: list[Any] | None, now: list[Any] | None) -> str:
+    if before is None:
+        return "is new"
+    if now is None:
+        return "is gone"
+    if before[0] != now[0]:
+        return f"had {before[0]} bytes, has {now[0]}"
+    return "has changed"

@@ -1,0 +1,135 @@
+"""One run per output folder.
+
+A lock is a file that names its holder. It is created by linking a finished file to its
+name, which is atomic on network file systems too, and it says enough to tell a dead
+holder from a living one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mxconvert.errors import LocalError
+from mxconvert.events import Notice, Reporter
+
+LOCK_NAME = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock.
+
+    ``started`` is seconds since the epoch; ``ticks`` is the process's start time in
+    clock ticks since boot, so that a reused process id is not mistaken for the holder.
+    """
+
+    pid: int
+    host: str
+    started: int
+    ticks: int
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
+        return f"process {self.pid} on host {self.host}, started {when}"
+
+    def is_dead(self) -> bool:
+        """Whether the holder ran on this host and runs no more."""
+        return self.host == socket.gethostname() and _ticks(self.pid) != self.ticks
+
+
+def _ticks(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return -1
+    fields = stat.rpartition(")")[2].split()
+    return -1 if fields[0] in "ZX" else int(fields[19])  # field 22 of proc(5): starttime
+
+
+class Lock:
+    """Holds ``folder/lock`` from `acquire` to `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_NAME
+        self._holder = Holder(
+            os.getpid(), socket.gethostname(), int(time.time()), _ticks(os.getpid())
+        )
+
+    def acquire(self, report: Reporter, *, break_lock: bool = False) -> None:
+        """Take the lock or fail at once.
+
+        Args:
+            report: Told when the lock of a dead run is taken over.
+            break_lock: Take over a lock of another host as well.
+
+        Raises:
+            LocalError: Somebody else holds it; names the holder.
+        """
+        mine = self._path.with_name(f"{LOCK_NAME}.{self._holder.host}.{self._holder.pid}")
+        try:
+            mine.write_text(json.dumps(asdict(self._holder)), encoding="utf-8")
+            while not self._try_link(mine):
+                self._make_way(report, break_lock=break_lock)
+        except OSError as error:
+            raise LocalError(f"{self._path}: {error.strerror}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                mine.unlink(missing_ok=True)
+
+    def _try_link(self, mine: Path) -> bool:
+        try:
+            os.link(mine, self._path)
+        except FileExistsError:
+            return False
+        return True
+
+    def _make_way(self, report: Reporter, *, break_lock: bool) -> None:
+        """Remove the lock of a dead run, or raise."""
+        try:
+            raw = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return  # released meanwhile
+        holder = _parse(raw)
+        dead = holder is not None and holder.is_dead()
+        if not (dead or break_lock):
+            raise LocalError(
+                f"{self._path.parent.parent}: another run is working here: "
+                f"{holder or 'unreadable lock file'}",
+                hint="wait for it to end; if that host is gone for good, pass --break-lock",
+                code="locked",
+            )
+        # Rename before removing: of two runs that see the same dead lock, one wins.
+        stale = self._path.with_name(f"{LOCK_NAME}.stale.{self._holder.pid}")
+        with contextlib.suppress(FileNotFoundError):
+            self._path.rename(stale)
+            if stale.read_text(encoding="utf-8") != raw:  # somebody new was faster
+                with contextlib.suppress(FileExistsError):
+                    os.link(stale, self._path)
+                stale.unlink()
+                return
+            stale.unlink()
+            report(
+                Notice(
+                    severity="warning",
+                    code="lock-taken-over",
+                    message=f"took over the lock of a run that ended: {holder or 'unreadable'}",
+                )
+            )
+
+    def release(self) -> None:
+        """Give the lock up."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _parse(raw: str) -> Holder | None:
+    try:
+        return Holder(**json.loads(raw))
+    except (ValueError, TypeError):
+        return None

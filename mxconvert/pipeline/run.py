@@ -1,0 +1,277 @@
+"""`quantize`: from a checked source to a finished artifact, resuming what is there."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mxconvert.errors import PartialError, SourceError, UsageError, VerificationError
+from mxconvert.events import Notice, Started
+from mxconvert.manifest import (
+    GENERATOR,
+    MANIFEST_NAME,
+    Manifest,
+    artifact_id,
+    options_json,
+    parse_manifest,
+    source_identity,
+)
+from mxconvert.pipeline import destination
+from mxconvert.pipeline.engine import Engine, StopToken
+from mxconvert.pipeline.finish import finish_artifact
+from mxconvert.pipeline.journal import Journal
+from mxconvert.pipeline.lock import Lock
+from mxconvert.pipeline.pieces import PIECE_SIZE, largest_scales
+from mxconvert.pipeline.recheck import recheck_sources
+from mxconvert.pipeline.slots import (
+    DEFAULT_MAX_MEMORY,
+    Budget,
+    plan_budget,
+    resident_bytes,
+    usable_cores,
+)
+from mxconvert.quantize import Quantizer, load_backend
+from mxconvert.source import SourceReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mxconvert.errors import MxConvertError
+    from mxconvert.events import Reporter
+    from mxconvert.model import Checkpoint, OutputFile, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to work; none of these changes a byte of the output.
+
+    Attributes:
+        jobs: Worker threads; ``None`` takes every processor of this process.
+        max_memory: Bytes the process may have resident.
+        backend: ``auto``, ``llvm`` or ``numpy``.
+        overwrite: Replace what is in the output folder.
+        break_lock: Take over the lock of another host.
+        recheck: Before resuming, compare the source's content with what finished files
+            were made from.
+        only: Shell globs of output files to make; empty makes all and the artifact.
+    """
+
+    jobs: int | None = None
+    max_memory: int = DEFAULT_MAX_MEMORY
+    backend: str = "auto"
+    overwrite: bool = False
+    break_lock: bool = False
+    recheck: bool = False
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run did.
+
+    ``artifact`` is the artifact's id, ``None`` if files are still to be made.
+    """
+
+    artifact: str | None
+    files_made: int
+    files_kept: int
+    files_left: int
+    source_bytes: int
+    output_bytes: int
+    seconds: float
+    jobs: int
+    backend: str
+
+
+def quantize_checkpoint(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    target: Path,
+    options: RunOptions,
+    *,
+    report: Reporter,
+    stop: StopToken | None = None,
+) -> RunResult:
+    """Make the artifact that ``plan`` describes in ``target``.
+
+    A rerun goes on where an earlier one stopped and yields the same bytes.
+
+    Raises:
+        UsageError: The folder holds something else, or a run started differently.
+        SourceError: The source is not what preflight saw, or a weight is not finite.
+        LocalError: Disk, permission, lock.
+        PartialError: Some files failed for reasons of their own; the others are kept.
+        Interrupted: ``stop`` was set.
+    """
+    destination.check_destination(checkpoint.root, target)
+    run = _Run(checkpoint, plan, target, options, report)
+    done = run.complete_already()
+    if done is not None:
+        report(Notice(severity="info", code="complete", message=f"{target}: complete already"))
+        run.journal.remove()
+        return run.result(done, made=(), kept=len(plan.files))
+    destination.make_folder(target)
+    lock = Lock(run.journal.folder)
+    lock.acquire(report, break_lock=options.break_lock)
+    try:
+        return run(stop or StopToken())
+    finally:
+        lock.release()
+        if not run.journal.exists:
+            run.journal.remove()
+
+
+class _Run:
+    """One run, holding the lock."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        target: Path,
+        options: RunOptions,
+        report: Reporter,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._plan = plan
+        self._target = target
+        self._options = options
+        self._report = report
+        self._started = time.monotonic()
+        self._budget: Budget | None = None
+        self._backend = "none"
+        self.journal = Journal(target)
+
+    def __call__(self, stop: StopToken) -> RunResult:
+        plan, options = self._plan, self._options
+        self._prepare()
+        finished = [file for file in plan.files if self.journal.finished(file)]
+        to_make = _to_make(plan, finished, options.only)
+        destination.check_space(self._target, sum(file.size for file in to_make))
+        with SourceReader(self._checkpoint.root, self._checkpoint.files) as reader:
+            if options.recheck:
+                recheck_sources(finished, self.journal, reader)
+            self._report(_started(finished, to_make))
+            failed = self._engine(to_make, reader).run(stop)
+        if failed:
+            raise _summary(failed, len(plan.files))
+        artifact = None
+        if len(finished) + len(to_make) == len(plan.files):
+            artifact = finish_artifact(
+                self._checkpoint, plan, self.journal, self._target, self._report
+            )
+            self.journal.remove()
+        return self.result(artifact, made=to_make, kept=len(finished))
+
+    def _prepare(self) -> None:
+        if self._options.overwrite:
+            self.journal.discard()
+            destination.clear(self._target, self._report)
+        elif not self.journal.exists:
+            destination.refuse_leftovers(self._target)
+        self.journal.open(self._plan, self._checkpoint)
+        destination.remove_partials(self._target)
+
+    def _engine(self, to_make: list[OutputFile], reader: SourceReader) -> Engine:
+        backend = load_backend(self._options.backend)
+        self._backend = backend.name
+        scales = max((largest_scales(file, PIECE_SIZE) for file in to_make), default=0)
+        jobs = self._options.jobs or usable_cores()
+        self._budget = plan_budget(jobs, self._options.max_memory, scales, resident_bytes())
+        return Engine(
+            to_make,
+            self._target,
+            budget=self._budget,
+            reader=reader,
+            quantizer=Quantizer(backend, self._plan.options.scale_rule),
+            record=self.journal.record,
+            report=self._report,
+        )
+
+    def complete_already(self) -> str | None:
+        """Return the id of the artifact in the target if it is the very one to be made."""
+        path = self._target / MANIFEST_NAME
+        if self._options.overwrite or not path.is_file():
+            return None
+        try:
+            raw = path.read_bytes()
+            manifest = parse_manifest(raw, str(path))
+        except (OSError, VerificationError):
+            return None
+        return artifact_id(raw) if self._is_same(manifest) else None
+
+    def _is_same(self, manifest: Manifest) -> bool:
+        identity = source_identity(self._checkpoint.files, len(self._checkpoint.tensors))
+        return (
+            manifest.generator == GENERATOR
+            and manifest.source == identity
+            and dict(manifest.options) == options_json(self._plan.options)
+            and all(_has_size(self._target / entry.path, entry.size) for entry in manifest.files)
+        )
+
+    def result(self, artifact: str | None, *, made: Sequence[OutputFile], kept: int) -> RunResult:
+        """Return what the run did."""
+        return RunResult(
+            artifact=artifact,
+            files_made=len(made),
+            files_kept=kept,
+            files_left=len(self._plan.files) - len(made) - kept,
+            source_bytes=sum(file.source_size for file in made),
+            output_bytes=sum(file.size for file in made),
+            seconds=time.monotonic() - self._started,
+            jobs=self._budget.jobs if self._budget else 0,
+            backend=self._backend,
+        )
+
+
+def _to_make(plan: Plan, finished: list[OutputFile], only: tuple[str, ...]) -> list[OutputFile]:
+    done = {file.name for file in finished}
+    wanted = [file for file in plan.files if file.name not in done]
+    for pattern in only:
+        if not any(fnmatch.fnmatchcase(file.name, pattern) for file in plan.files):
+            raise UsageError(
+                f"--only {pattern!r} matches none of the {len(plan.files)} output files",
+                hint="`mxconvert plan SRC` lists them",
+            )
+    if only:
+        wanted = [f for f in wanted if any(fnmatch.fnmatchcase(f.name, p) for p in only)]
+    return wanted
+
+
+def _started(finished: list[OutputFile], to_make: list[OutputFile]) -> Started:
+    kept = sum(file.source_size for file in finished)
+    return Started(
+        what="quantize",
+        total_bytes=kept + sum(file.source_size for file in to_make),
+        total_files=len(finished) + len(to_make),
+        resumed_bytes=kept,
+        resumed_files=len(finished),
+    )
+
+
+def _summary(failed: list[tuple[OutputFile, MxConvertError]], total: int) -> MxConvertError:
+    """Return the error to end with: the source's own, or a partial failure."""
+    failed = sorted(failed, key=lambda entry: entry[0].name)
+    lines = [f"{file.name}: {error.message}" for file, error in failed]
+    message = f"{len(failed)} of {total} output files could not be made:\n  " + "\n  ".join(lines)
+    first = failed[0][1]
+    if len(failed) == 1:
+        message = first.message
+    if all(isinstance(error, SourceError) for _, error in failed):
+        return SourceError(message, hint=first.hint, code=first.code)
+    return PartialError(
+        message, hint="mend the cause and run the same command again: finished files are kept"
+    )
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.lstat().st_size == size
+    except OSError:
+        return False
+
+
+__all__ = ["RunOptions", "RunResult", "StopToken", "quantize_checkpoint"]

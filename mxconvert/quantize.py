@@ -1,0 +1,72 @@
+"""The one door to the kernels: which backend, and a call per piece."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mxconvert_kernels import (
+    Backend,
+    BackendUnavailableError,
+    FloatType,
+    NonFinite,
+    ScaleRule,
+    explain_backend,
+    get_backend,
+)
+
+from mxconvert.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Backend", "NonFinite", "Quantizer", "backend_names", "explain_backend", "load_backend"]
+
+
+def backend_names() -> Sequence[str]:
+    """Return what ``--backend`` takes."""
+    return ("auto", "llvm", "numpy")
+
+
+def load_backend(name: str) -> Backend:
+    """Return the kernels to use.
+
+    Raises:
+        MissingExtraError: The named backend cannot be loaded here.
+    """
+    try:
+        return get_backend(name)  # type: ignore[arg-type]  # the CLI offers known names only
+    except BackendUnavailableError as error:
+        raise MissingExtraError(
+            f"backend {name}: {error}",
+            hint="use --backend numpy, which needs nothing, or --backend auto",
+        ) from error
+
+
+class Quantizer:
+    """Kernels bound to one scale rule; may be shared between threads."""
+
+    def __init__(self, backend: Backend, scale_rule: str) -> None:
+        self.backend = backend
+        self._rule = ScaleRule(scale_rule)
+
+    def quantize(
+        self, source: memoryview, dtype: str, packed: memoryview, scales: memoryview
+    ) -> NonFinite:
+        """Quantize whole blocks.
+
+        Args:
+            source: ``32 n`` elements of ``dtype``, little-endian, flat.
+            dtype: ``BF16``, ``F16`` or ``F32``.
+            packed: ``16 n`` bytes for the codes, low nibble = even element.
+            scales: ``n`` bytes for the E8M0 scales.
+
+        Returns:
+            How many elements are not finite, and the first of them.
+        """
+        return self.backend.quantize(source, FloatType(dtype), self._rule, packed, scales)
+
+    def scan(self, source: memoryview, dtype: str) -> NonFinite:
+        """Count elements that are not finite; dtypes without NaN or Inf have none."""
+        if dtype not in FloatType.__members__:
+            return NonFinite(0, -1)
+        return self.backend.scan(source, FloatType(dtype))

@@ -1,0 +1,19 @@
+"""Writing an artifact's files, so that nothing unfinished carries a final name."""
+
+from mxconvert.writer.atomic import (
+    PARTIAL_SUFFIX,
+    copy_file,
+    remove_quietly,
+    sync_folder,
+    write_file,
+)
+from mxconvert.writer.weights import WeightFileWriter
+
+__all__ = [
+    "PARTIAL_SUFFIX",
+    "WeightFileWriter",
+    "copy_file",
+    "remove_quietly",
+    "sync_folder",
+    "write_file",
+]

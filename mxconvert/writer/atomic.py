@@ -1,0 +1,139 @@
+"""Small files: ``name.partial``, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from mxconvert import failpoints
+from mxconvert.digest import ChunkHasher, FileDigest
+from mxconvert.errors import LocalError, SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+PARTIAL_SUFFIX = ".partial"
+_PIECE = 1 << 20
+_MODE = 0o644
+_IOV_MAX = 1024  # IOV_MAX of Linux
+
+
+def local_error(error: OSError, path: Path) -> LocalError:
+    """Say what the operating system refused, and what to do about it."""
+    hints = {
+        errno.ENOSPC: "free space or choose another folder, then run the same command again",
+        errno.EDQUOT: "the quota is used up; free space, then run the same command again",
+        errno.EROFS: "the file system is mounted read-only; choose another folder",
+        errno.EACCES: "check the permissions of the folder",
+        errno.EPERM: "check the permissions of the folder",
+    }
+    return LocalError(
+        f"{path}: {error.strerror or error}",
+        hint=hints.get(error.errno or 0, "mend the cause, then run the same command again"),
+        code={errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full"}.get(error.errno or 0, "local"),
+    )
+
+
+def remove_quietly(path: Path) -> None:
+    """Remove a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def partial_file(target: Path) -> Iterator[int]:
+    """Give a descriptor for ``target.partial`` that becomes ``target`` on success.
+
+    Raises:
+        LocalError: The operating system refuses; the partial file is gone.
+    """
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    fd = -1
+    try:
+        remove_quietly(partial)
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        yield fd
+        os.fsync(fd)
+        os.close(fd)
+        fd = -1
+        partial.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise local_error(error, target) from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            remove_quietly(partial)
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    """Write every byte at the descriptor's position."""
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def write_views(fd: int, views: Sequence[memoryview]) -> None:
+    """Write several buffers one after the other, in few system calls."""
+    for start in range(0, len(views), _IOV_MAX):
+        batch = views[start : start + _IOV_MAX]
+        done = os.writev(fd, batch)
+        for view in batch:  # a short write: the rest of it, one by one
+            if done < len(view):
+                write_all(fd, view[done:])
+            done = max(0, done - len(view))
+
+
+def write_file(target: Path, data: bytes) -> FileDigest:
+    """Write a small file atomically.
+
+    Raises:
+        LocalError: The operating system refuses.
+    """
+    with partial_file(target) as fd:
+        failpoints.hit("writer.small-file", str(target))
+        write_all(fd, memoryview(data))
+    chunks = ChunkHasher()
+    chunks.update(data)
+    return chunks.finish(hashlib.sha256(data).hexdigest())
+
+
+def copy_file(source: Path, target: Path, expected_sha256: str) -> FileDigest:
+    """Copy a file byte for byte, as a regular file, atomically.
+
+    Raises:
+        SourceError: The bytes are not those seen in preflight.
+        LocalError: The operating system refuses.
+    """
+    chunks, sha256 = ChunkHasher(), hashlib.sha256()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        reading = source.open("rb")
+    except OSError as error:
+        raise local_error(error, source) from error
+    with reading, partial_file(target) as fd:
+        while piece := reading.read(_PIECE):
+            chunks.update(piece)
+            sha256.update(piece)
+            write_all(fd, memoryview(piece))
+        if sha256.hexdigest() != expected_sha256:
+            raise SourceError(
+                f"{source}: changed during the run: SHA-256 was {expected_sha256}, "
+                f"is {sha256.hexdigest()}",
+                hint="let nothing write to the source, then run the same command again",
+                code="source-changed",
+            )
+    return chunks.finish(sha256.hexdigest())
