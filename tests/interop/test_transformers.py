@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.interop.families import CONFIGS
 from tests.support import Artifact, Tensor, encode, raw_safetensors
 from tests.support.artifact import read_tensors
 
@@ -42,7 +43,7 @@ def write_decoded(source: Path, artifact: Artifact, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe"])
+@pytest.mark.parametrize("family", CONFIGS)
 def test_logits_equal_those_of_the_decoded_weights(
     family, family_artifacts: dict[str, Artifact], family_sources: dict[str, Path], tmp_path
 ) -> None:
