@@ -1,0 +1,1 @@
+"""The kernels, every backend against the oracle bit for bit."""

@@ -1,0 +1,30 @@
+"""The backends under test."""
+
+from __future__ import annotations
+
+import pytest
+from mxconvert_kernels import Backend, FloatType, ScaleRule, get_backend
+
+BACKENDS = ("llvm", "numpy", "reference")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn."""
+    return get_backend(request.param)
+
+
+@pytest.fixture(params=BACKENDS[:2])
+def fast_backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend but the oracle."""
+    return get_backend(request.param)
+
+
+@pytest.fixture(params=FloatType)
+def dtype(request: pytest.FixtureRequest) -> FloatType:
+    return request.param
+
+
+@pytest.fixture(params=ScaleRule)
+def rule(request: pytest.FixtureRequest) -> ScaleRule:
+    return request.param
