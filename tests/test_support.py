@@ -15,6 +15,8 @@ from tests.support import (
     decode,
     decode_mxfp4,
     encode,
+    fp8_model,
+    fused_model,
     mixtral_name,
     raw_safetensors,
     read_safetensors,
@@ -84,3 +86,20 @@ def test_refdec_knows_every_code_and_the_nibble_order() -> None:
     values = decode_mxfp4(packed, np.array([[128]], np.uint8))
     expected = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
     assert values.tolist() == [expected * 2]
+
+
+def test_f_fp8_has_ragged_blocks_and_a_scale_for_each_weight() -> None:
+    tensors = fp8_model().tensors
+    weights = [name for name, value in tensors.items() if value.dtype == "F8_E4M3"]
+    assert len(weights) == 8 + 3 + 3 + 12
+    assert all(name + "_scale_inv" in tensors for name in weights)
+    assert tensors["model.layers.1.mlp.experts.0.down_proj.weight_scale_inv"].shape == (2, 2)
+
+
+def test_both_fused_layouts_hold_the_same_matrices() -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    stored = [fused_model(transposed=which).tensors[name] for which in (True, False)]
+    interleaved, halves = (decode(t.data, t.dtype, t.shape) for t in stored)
+    assert interleaved.shape == (4, 64, 192)
+    assert np.array_equal(interleaved[:, :, 0::2].swapaxes(1, 2), halves[:, :96])
+    assert np.array_equal(interleaved[:, :, 1::2].swapaxes(1, 2), halves[:, 96:])

@@ -2,7 +2,7 @@
 
 * `container`: write (also malformed) and read safetensors files byte by byte.
 * `numbers`: encode and decode BF16, F16, F8_E4M3 and MXFP4, slowly and independently.
-* `models`: seeded checkpoint folders in the shape of published models.
+* `models`, `more_models`: seeded checkpoint folders in the shape of published models.
 * `artifact`: read what ``mxconvert quantize`` wrote, with the plain safetensors library.
 * `cli`: run ``python -m mxconvert`` in a process of its own.
 """
@@ -11,6 +11,7 @@ from tests.support.artifact import Artifact, Stored, read_artifact
 from tests.support.cli import Result, Running, fail_cleanly, run_cli, snapshot, start_cli
 from tests.support.container import Tensor, raw_safetensors, read_safetensors
 from tests.support.models import Model, bf16_model, mixtral_name, tensor
+from tests.support.more_models import fp8_model, fused_model
 from tests.support.numbers import decode, decode_mxfp4, encode
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "decode_mxfp4",
     "encode",
     "fail_cleanly",
+    "fp8_model",
+    "fused_model",
     "mixtral_name",
     "raw_safetensors",
     "read_artifact",
