@@ -19,7 +19,15 @@ from mxconvert.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Backend", "NonFinite", "Quantizer", "backend_names", "explain_backend", "load_backend"]
+__all__ = [
+    "Backend",
+    "FloatType",
+    "NonFinite",
+    "Quantizer",
+    "backend_names",
+    "explain_backend",
+    "load_backend",
+]
 
 
 def backend_names() -> Sequence[str]:
