@@ -94,6 +94,22 @@ class Checkpoint:
     notices: tuple[tuple[str, str], ...] = ()
 
 
+class ScaleRule(StrEnum):
+    """How a block's scale exponent is chosen, see ``docs/explanation/numerics.md``."""
+
+    MSE = "mse"
+    EVEN = "even"
+    FLOOR = "floor"
+    RCEIL = "rceil"
+
+
+class Unindexed(StrEnum):
+    """What happens to stored tensors that the index does not list."""
+
+    INCLUDE = "include"
+    SKIP = "skip"
+
+
 class Scope(StrEnum):
     """Which weights are quantized by default."""
 
@@ -144,7 +160,7 @@ class FileRole(StrEnum):
 class Options:
     """Every option that changes output bytes. All of them are in the manifest."""
 
-    scale_rule: str = "mse"
+    scale_rule: ScaleRule = ScaleRule.MSE
     scope: Scope = Scope.EXPERTS
     layout: Layout = Layout.EXPERTS
     activations: Activations = Activations.NONE
@@ -153,7 +169,7 @@ class Options:
     exclude: tuple[str, ...] = ()
     experts_per_file: int | None = None
     max_file_size: int | None = None
-    unindexed: str | None = None
+    unindexed: Unindexed | None = None
     base_model: str | None = None
 
 

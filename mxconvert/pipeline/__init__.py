@@ -1,6 +1,5 @@
 """The quantize run: composes source, plan, kernels, writer and manifest."""
 
-from mxconvert.pipeline.engine import StopToken
 from mxconvert.pipeline.run import RunOptions, RunResult, quantize_checkpoint
 from mxconvert.pipeline.slots import DEFAULT_MAX_MEMORY
 
@@ -8,6 +7,5 @@ __all__ = [
     "DEFAULT_MAX_MEMORY",
     "RunOptions",
     "RunResult",
-    "StopToken",
     "quantize_checkpoint",
 ]

@@ -29,22 +29,12 @@ if TYPE_CHECKING:
     from mxconvert.pipeline.slots import Budget
     from mxconvert.quantize import Quantizer
     from mxconvert.source import SourceReader
+    from mxconvert.stop import StopToken
 
     Task = tuple[FileJob, Piece, Slot]
 
 _POLL_SECONDS = 0.2  # how soon the main thread notices a signal
 _CLOSERS = 2
-
-
-class StopToken:
-    """Set from a signal handler to end the run; kept files stay."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-
-    def set(self, signum: int) -> None:
-        """Ask for the end."""
-        self.signum = signum
 
 
 class Engine:
@@ -92,12 +82,15 @@ class Engine:
         ]
         for worker in workers:
             worker.start()
-        for worker in workers:
-            while worker.is_alive():
-                worker.join(_POLL_SECONDS)
-                if stop.signum is not None:
-                    self._halt(Interrupted(stop.signum))
-        self._closers.shutdown(wait=True)
+        with stop.watched():
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(_POLL_SECONDS)
+                    if stop.signum is not None:
+                        self._halt(Interrupted(stop.signum))
+            self._closers.shutdown(wait=True)
+        if stop.signum is not None:
+            self._halt(Interrupted(stop.signum))
         if self._fatal is not None:
             raise self._fatal
         return self._failed

@@ -19,7 +19,7 @@ from mxconvert.manifest import (
     source_identity,
 )
 from mxconvert.pipeline import destination
-from mxconvert.pipeline.engine import Engine, StopToken
+from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.finish import finish_artifact
 from mxconvert.pipeline.journal import Journal
 from mxconvert.pipeline.lock import Lock
@@ -34,6 +34,7 @@ from mxconvert.pipeline.slots import (
 )
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.source import SourceReader
+from mxconvert.stop import StopToken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,6 +273,3 @@ def _has_size(path: Path, size: int) -> bool:
         return path.lstat().st_size == size
     except OSError:
         return False
-
-
-__all__ = ["RunOptions", "RunResult", "StopToken", "quantize_checkpoint"]

@@ -1,0 +1,77 @@
+"""The application: its commands, and the one place where errors become exit statuses."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, NoReturn
+
+import typer
+
+from mxconvert import __version__
+from mxconvert.cli import runtime
+from mxconvert.cli.cmd_inspect import inspect
+from mxconvert.cli.cmd_plan import plan
+from mxconvert.cli.cmd_quantize import quantize
+from mxconvert.cli.cmd_verify import verify
+from mxconvert.errors import ExitStatus, MxConvertError
+
+app = typer.Typer(
+    name="mxconvert",
+    help="Convert and verify the weights of Mixture-of-Experts models in MXFP4.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    epilog="Exit status: 0 ok, 1 other failure, 2 usage, 3 some files failed, 4 verification "
+    "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
+    "130/143 interrupted.",
+)
+for command in (inspect, plan, quantize, verify):
+    app.command()(command)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"mxconvert {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its status."""
+    runtime.install_signal_handlers()
+    try:
+        app()
+    except MxConvertError as error:
+        if runtime.state.debug:
+            traceback.print_exc()
+        runtime.print_error(error)
+        sys.exit(error.exit_status)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(ExitStatus.FAILURE)
+    except Exception as error:  # a bug, or something nobody foresaw
+        if runtime.state.debug:
+            raise
+        runtime.print_error(
+            MxConvertError(
+                f"unexpected {type(error).__name__}: {error}",
+                hint="run again with --debug for the traceback",
+                code="unexpected",
+            )
+        )
+        sys.exit(ExitStatus.FAILURE)
+    sys.exit(ExitStatus.OK)  # pragma: no cover  (typer exits by itself)

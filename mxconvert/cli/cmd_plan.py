@@ -1,0 +1,94 @@
+"""``mxconvert plan``: the output, file by file, before any work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mxconvert.cli import options as o
+from mxconvert.cli.runtime import print_json, size
+from mxconvert.model import Options
+
+if TYPE_CHECKING:
+    from mxconvert.model import Checkpoint, Plan
+
+
+@o.takes_plan_options
+def plan(
+    src: o.Source,
+    *,
+    options: Options,
+    strict: o.Strict = False,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Show the output, file by file, before any work.
+
+    Reads headers only. --json prints one document: the future index under "index", and
+    the files with their sizes.
+    """
+    del debug
+    _, made = load_plan(src, options, strict=strict, show_notices=not json)
+    show_plan(made, json=json)
+
+
+def load_plan(
+    src: str, options: Options, *, strict: bool, show_notices: bool
+) -> tuple[Checkpoint, Plan]:
+    """Read the source's headers and plan the output."""
+    from mxconvert.plan import build_plan
+    from mxconvert.source import local_path, open_checkpoint
+
+    checkpoint = open_checkpoint(local_path(src, "SRC"), unindexed=options.unindexed)
+    made = build_plan(checkpoint, options, strict=strict)
+    if show_notices:
+        from mxconvert.cli.tables import print_notices
+
+        print_notices([*checkpoint.notices, *made.notices])
+    return checkpoint, made
+
+
+def show_plan(made: Plan, *, json: bool) -> None:
+    """Print a plan as a table or as one JSON document."""
+    if json:
+        from mxconvert.plan import plan_document
+
+        print_json(plan_document(made))
+        return
+    from mxconvert.cli.tables import Table
+
+    table = Table("file", "size", "tensors", "experts", "layers", right=(1, 2))
+    for file in made.files:
+        table.add(
+            file.name,
+            size(file.size),
+            str(sum(len(item.outputs) for item in file.items)),
+            _span(file.experts),
+            _span(file.layers),
+        )
+    table.print()
+    print_totals(made)
+
+
+def _span(span: tuple[int, int] | None) -> str:
+    if span is None:
+        return "-"
+    return str(span[0]) if span[0] == span[1] else f"{span[0]}-{span[1]}"
+
+
+def print_totals(made: Plan) -> None:
+    """Print what is quantized and what is kept."""
+    from mxconvert.cli.tables import print_pairs
+
+    quantized, copied = made.quantized, made.copied
+    print_pairs(
+        (
+            "quantized",
+            (
+                f"{quantized.tensors} weights, {size(quantized.source_bytes)} -> "
+                f"{size(quantized.output_bytes)} ({made.options.scale_rule}, recipe {made.recipe})"
+            ),
+        ),
+        ("kept", f"{copied.tensors} tensors, {size(copied.source_bytes)}, byte for byte"),
+        ("written", f"{len(made.files)} weight files, {size(made.file_bytes)}"),
+        ("ignore", ", ".join(made.ignore)),
+    )

@@ -1,0 +1,155 @@
+"""``mxconvert quantize``: stream a checkpoint through the MXFP4 kernels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mxconvert.cli import options as o
+from mxconvert.cli import runtime
+from mxconvert.cli.cmd_plan import load_plan, print_totals, show_plan
+from mxconvert.cli.progress import emit, open_display
+from mxconvert.events import Notice
+from mxconvert.model import Options
+
+if TYPE_CHECKING:
+    from mxconvert.cli.progress import Display
+    from mxconvert.model import Checkpoint, Plan
+    from mxconvert.pipeline import RunResult
+
+
+@o.takes_plan_options
+def quantize(
+    src: o.Source,
+    dst: Annotated[str, typer.Argument(metavar="DST", help="Output folder.")],
+    *,
+    options: Options,
+    strict: o.Strict = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
+    ] = False,
+    jobs: o.Jobs = None,
+    max_memory: o.MaxMemory = "512MiB",
+    backend: Annotated[
+        str,
+        typer.Option("--backend", metavar="auto|llvm|numpy", help="CPU kernels; same bytes."),
+    ] = "auto",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="GLOB",
+            help="Make only these output files now; a later run makes the rest. Repeatable.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the model files that are in DST.")
+    ] = False,
+    recheck: Annotated[
+        bool,
+        typer.Option(
+            "--recheck", help="On resume, compare the source's content with finished files."
+        ),
+    ] = False,
+    break_lock: Annotated[
+        bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
+    ] = False,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    debug: o.Debug = False,
+) -> None:
+    """Convert a checkpoint to MXFP4.
+
+    Routed experts become MXFP4, everything else keeps its bytes. A run that was stopped
+    goes on where it stopped when the same command is given again. --json prints one
+    event per line, the last one a summary.
+    """
+    del debug
+    from mxconvert.pipeline.destination import check_destination
+    from mxconvert.source import local_path
+
+    source, target = local_path(src, "SRC"), local_path(dst, "DST")
+    check_destination(source, target)
+    checkpoint, made = load_plan(src, options, strict=strict, show_notices=dry_run and not json)
+    if dry_run:
+        show_plan(made, json=json)
+        return
+    from mxconvert.pipeline import RunOptions, quantize_checkpoint
+
+    run_options = RunOptions(
+        jobs=jobs,
+        max_memory=runtime.parse_size(max_memory),
+        backend=_backend(backend),
+        overwrite=overwrite,
+        break_lock=break_lock,
+        recheck=recheck,
+        only=tuple(only or ()),
+    )
+    with open_display(json_lines=json, quiet=quiet) as display:
+        _pass_on_notices(checkpoint, made, display)
+        result = quantize_checkpoint(
+            checkpoint, made, target, run_options, report=display, stop=runtime.state.stop
+        )
+    if json:
+        emit("summary", **summary(checkpoint, made, result))
+    elif not quiet:
+        _print_summary(checkpoint, made, result, dst)
+
+
+def _backend(name: str) -> str:
+    allowed = ("auto", "llvm", "numpy")
+    if name not in allowed:
+        raise typer.BadParameter(
+            f"{name!r} is not one of {', '.join(allowed)}", param_hint="--backend"
+        )
+    return name
+
+
+def _pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> None:
+    for code, message in (*checkpoint.notices, *made.notices):
+        display(Notice(severity="warning", code=code, message=message))
+
+
+def summary(checkpoint: Checkpoint, made: Plan, result: RunResult) -> dict[str, object]:
+    """Return the fields of the summary line."""
+    return {
+        **asdict(result),
+        "quantized": asdict(made.quantized),
+        "kept": asdict(made.copied),
+        "dropped_tensors": [asdict(entry) for entry in checkpoint.dropped_tensors],
+        "skipped_files": [asdict(entry) for entry in checkpoint.skipped_files],
+        "total_size": made.total_size,
+        "file_bytes": made.file_bytes,
+    }
+
+
+def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
+    from mxconvert.cli.tables import print_pairs
+
+    print_totals(made)
+    dropped, skipped = checkpoint.dropped_tensors, checkpoint.skipped_files
+    pairs = [
+        (
+            "dropped",
+            f"{len(dropped)} tensors, {runtime.size(sum(entry.size for entry in dropped))}",
+        ),
+        ("skipped", ", ".join(f"{e.name} ({e.reason})" for e in skipped) or "no files"),
+    ]
+    if result.files_made:
+        rate = result.source_bytes / result.seconds
+        pairs.append(
+            (
+                "time",
+                (
+                    f"{runtime.duration(result.seconds)} for {result.files_made} files, "
+                    f"{runtime.size(rate)}/s read, {result.jobs} jobs, backend {result.backend}"
+                ),
+            )
+        )
+    if result.artifact is None:
+        pairs.append(("left", f"{result.files_left} files: run again without --only to finish"))
+    else:
+        pairs += [("artifact", result.artifact), ("next", f"mxconvert verify {dst}")]
+    print_pairs(*pairs)

@@ -1,0 +1,159 @@
+"""``mxconvert verify``: structure, digests, numbers; the exit status is for CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mxconvert.cli import options as o
+from mxconvert.cli import runtime
+from mxconvert.cli.progress import open_display
+from mxconvert.errors import ExitStatus, LocalError, UsageError
+
+if TYPE_CHECKING:
+    from mxconvert.verify import VerifyReport
+
+_SHOWN = 50
+
+
+def verify(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Artifact folder.")],
+    *,
+    level: Annotated[
+        str,
+        typer.Option(
+            "--level",
+            metavar="structure|digest|numeric",
+            help="Headers and config; every byte; numbers against --source.",
+        ),
+    ] = "digest",
+    source: Annotated[
+        str | None,
+        typer.Option("--source", metavar="SRC", help="The checkpoint it was made from."),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="N/T",
+            help="Recompute the N-th of T parts of the tensors; T runs cover all.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail on every file that the manifest does not list.")
+    ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore",
+            metavar="GLOB",
+            help="Leave files aside; the report says so. Repeatable.",
+        ),
+    ] = None,
+    expect_id: Annotated[
+        str | None,
+        typer.Option("--expect-id", metavar="ID", help="The artifact's id, or its first digits."),
+    ] = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option("--manifest", metavar="FILE", help="Check against this manifest."),
+    ] = None,
+    foreign: Annotated[
+        bool,
+        typer.Option("--foreign", help="Another tool's folder: no manifest, errors are measured."),
+    ] = False,
+    max_error: Annotated[
+        float,
+        typer.Option("--max-error", help="Largest relative RMSE of a tensor, where measured."),
+    ] = 0.25,
+    jobs: o.Jobs = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML as well.")
+    ] = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    debug: o.Debug = False,
+) -> None:
+    """Check an artifact; exit status 4 if anything is wrong.
+
+    structure reads headers, config and index; digest (the default) reads every byte once;
+    numeric recomputes the quantized weights from --source by an independent path and
+    compares bit for bit. --json prints one document.
+    """
+    del debug
+    from mxconvert.source import local_path
+    from mxconvert.verify import VerifyOptions, verify_artifact
+    from mxconvert.verify.report import Level
+
+    if level not in list(Level):
+        raise typer.BadParameter(
+            f"{level!r} is not one of {', '.join(Level)}", param_hint="--level"
+        )
+    if level == Level.NUMERIC and source is None:
+        raise UsageError(
+            "--level numeric needs the checkpoint to compare with", hint="pass --source SRC"
+        )
+    options = VerifyOptions(
+        level=Level(level),
+        source=local_path(source, "--source") if source else None,
+        sample=sample,
+        strict=strict,
+        ignore=tuple(ignore or ()),
+        expect_id=expect_id,
+        manifest=manifest,
+        foreign=foreign,
+        max_error=max_error,
+        jobs=jobs,
+    )
+    # One JSON document, not lines: progress stays off the streams with --json.
+    with open_display(json_lines=False, quiet=quiet or json) as display:
+        report = verify_artifact(
+            local_path(target, "TARGET"), options, display, stop=runtime.state.stop
+        )
+    if junit is not None:
+        _write_junit(junit, report)
+    if json:
+        runtime.print_json(report.to_json())
+    else:
+        _print(report, quiet=quiet)
+    if not report.ok:
+        raise typer.Exit(ExitStatus.VERIFY)
+
+
+def _write_junit(path: Path, report: VerifyReport) -> None:
+    from mxconvert.verify.junit import junit_xml
+
+    try:
+        path.write_text(junit_xml(report), encoding="utf-8")
+    except OSError as error:
+        raise LocalError(f"{path}: {error.strerror}") from error
+
+
+def _print(report: VerifyReport, *, quiet: bool) -> None:
+    import sys
+
+    from mxconvert.cli.tables import print_pairs
+
+    for finding in report.findings[:_SHOWN]:
+        print(f"error: {finding.message}", file=sys.stderr)
+    if len(report.findings) > _SHOWN:
+        print(f"... and {len(report.findings) - _SHOWN} more; see --json", file=sys.stderr)
+    for note in report.notes if not quiet else ():
+        print(f"note: {note.message}", file=sys.stderr)
+    if quiet and report.ok:
+        return
+    counts = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in report.counts.items())
+    pairs = [
+        ("result", "ok" if report.ok else f"FAILED, {len(report.findings)} findings"),
+        ("artifact", report.artifact_id or "no manifest"),
+        ("level", str(report.level)),
+        ("checked", counts or "nothing"),
+    ]
+    if report.error is not None:
+        error = report.error
+        figures = f"relative RMSE mean {error.mean:.4f}, largest {error.maximum:.4f}"
+        pairs.append(("error", f"{figures} ({error.worst_tensor})"))
+    pairs += [("not checked", text) for text in report.not_checked]
+    print_pairs(*pairs)
