@@ -95,6 +95,7 @@ def _print(found: Inspection) -> None:
         ("dtypes", ", ".join(f"{dtype} {n}" for dtype, n in found.dtypes.items())),
         ("in MXFP4", after),
     )
+    print()
     table = Table("role", "tensors", "parameters", "dtype", "now", "becomes", right=(1, 2, 4))
     for role, figures in found.roles.items():
         table.add(
@@ -106,10 +107,10 @@ def _print(found: Inspection) -> None:
             _becomes(figures.quantized, figures.tensors, figures.mxfp4_bytes),
         )
     table.print()
-    for _text in found.surprises:
-        pass
+    for text in found.surprises:
+        print(f"\nsurprise: {text}")
     if found.obstacle:
-        pass
+        print(f"\ncannot be converted: {found.obstacle}")
 
 
 def _becomes(quantized: int, tensors: int, mxfp4_bytes: int | None) -> str:

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from mxconvert.cli.runtime import duration, size
 from mxconvert.events import Advanced, Event, FileFinished, Notice, Started
 
 if TYPE_CHECKING:
@@ -115,11 +116,19 @@ class Plain(_Base):
     def _show(self, event: Event) -> None:
         if isinstance(event, Notice):
             if self._every_s is not None or event.severity == "warning":
-                pass
+                print(_notice_text(event), file=sys.stderr, flush=True)
             return
         if self._every_s is None or time.monotonic() < self._next_line:
             return
         self._next_line = time.monotonic() + self._every_s
+        eta = self._eta_s
+        print(
+            f"{self._what}: {size(self._done)} of {size(self._total)}, "
+            f"{self._files_done} of {self._files} files, {size(self._rate)}/s, "
+            f"{'ETA ' + duration(eta) if eta is not None else 'starting'}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class JsonLines(_Base):

@@ -61,7 +61,7 @@ def _on_signal(signum: int, _frame: FrameType | None) -> None:
 def print_error(error: MxConvertError) -> None:
     """Write one message to stderr: what, and what to try next."""
     if state.json:
-        {
+        record = {
             "type": "error",
             "schema_version": 1,
             "code": error.code,
@@ -69,9 +69,11 @@ def print_error(error: MxConvertError) -> None:
             "message": error.message,
             "hint": error.hint,
         }
+        print(json.dumps(record), file=sys.stderr)
         return
+    print(f"error: {error.message}", file=sys.stderr)
     if error.hint:
-        pass
+        print(f"\nhint: {error.hint}", file=sys.stderr)
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
