@@ -1,0 +1,110 @@
+"""What a verification is asked to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mxconvert.errors import UsageError
+from mxconvert.verify.report import Level
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_MAX_ERROR = 0.25
+"""Relative RMSE of a tensor beyond which it fails; MXFP4 of usual weights has 0.11 to 0.13."""
+
+WHOLE_SOURCE_LIMIT = 8 * 2**30
+"""Bytes of source tensors up to which the numeric level reads all of them by default."""
+
+_SAMPLE = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
+_ID = re.compile(r"[0-9a-f]{16,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Part ``number`` of ``parts`` equal parts; the parts together are everything."""
+
+    number: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Sample:
+        """Read ``N/T``.
+
+        Raises:
+            UsageError: Not of that form, or N not in 1 to T.
+        """
+        match = _SAMPLE.fullmatch(text)
+        if match is None or int(match[1]) > int(match[2]):
+            raise UsageError(
+                f"--sample {text!r}: expected N/T with N from 1 to T",
+                hint="use --sample 1/10, tomorrow 2/10, and so on",
+                code="bad-sample",
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def takes(self, position: int) -> bool:
+        """Whether the item at ``position`` (from 0) belongs to the part."""
+        return position % self.parts == self.number - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """How deep to look, and at what.
+
+    Attributes:
+        level: ``structure`` reads headers, ``digest`` every byte, ``numeric`` the source too.
+        source: The source checkpoint's folder; needed at level numeric.
+        sample: ``N/T``: at level numeric compare every T-th weight, beginning with the
+            N-th. Default: all, or a stated sample of a large source.
+        strict: Whether harmless extra files fail too.
+        ignore: Globs of extra files and folders to leave aside.
+        expect_id: The artifact's id, or its first 16 to 63 digits.
+        manifest: Check against this manifest file instead of the folder's own.
+        foreign: Whether another tool made the folder, so that it has no manifest.
+        max_error: Largest relative RMSE of a tensor that is measured, not recomputed.
+        jobs: Threads; ``None`` chooses.
+    """
+
+    level: Level = Level.DIGEST
+    source: Path | None = None
+    sample: str | None = None
+    strict: bool = False
+    ignore: tuple[str, ...] = ()
+    expect_id: str | None = None
+    manifest: Path | None = None
+    foreign: bool = False
+    max_error: float = DEFAULT_MAX_ERROR
+    jobs: int | None = None
+
+    def check(self) -> None:
+        """Refuse options that make no sense.
+
+        Raises:
+            UsageError: Saying which and why.
+        """
+        if self.sample is not None:
+            Sample.parse(self.sample)
+        if self.level is Level.NUMERIC and self.source is None:
+            raise UsageError(
+                "--level numeric makes every weight again from the source and needs --source",
+                hint="add --source with the folder of the checkpoint it was made from",
+                code="no-source",
+            )
+        if self.expect_id is not None and not _ID.fullmatch(self.expect_id):
+            raise UsageError(
+                f"--expect-id {self.expect_id!r}: expected 16 to 64 lowercase hexadecimal digits",
+                hint="the id is the SHA-256 of mxconvert.manifest.json",
+                code="bad-id",
+            )
+        if self.foreign and (self.expect_id or self.manifest):
+            raise UsageError(
+                "--foreign is for folders without a manifest, --expect-id and --manifest need one",
+                code="contradiction",
+            )
+        if self.jobs is not None and self.jobs < 1:
+            raise UsageError(f"--jobs {self.jobs}: expected at least 1", code="bad-jobs")
+        if not self.max_error > 0:
+            raise UsageError(f"--max-error {self.max_error}: expected more than 0")

@@ -1,0 +1,40 @@
+"""Running checks of many files at once, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Task = TypeVar("Task")
+_MOST = 8
+_WAITING_PER_JOB = 2
+
+
+def default_jobs() -> int:
+    """Return how many threads to use when nobody says: one per usable core, at most 8."""
+    return min(len(os.sched_getaffinity(0)), _MOST)
+
+
+def run_bounded(work: Callable[[Task], None], tasks: Iterable[Task], jobs: int) -> None:
+    """Call ``work`` on every task from ``jobs`` threads.
+
+    Tasks are drawn only as threads become free, so ``tasks`` may be a generator whose
+    items are large. The first exception ends the run once the started tasks are done.
+    """
+    with ThreadPoolExecutor(jobs, thread_name_prefix="verify") as pool:
+        waiting: deque[Future[None]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(work, task))
+                if len(waiting) >= jobs * _WAITING_PER_JOB:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
