@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mxconvert.errors import LocalError, UsageError
-from mxconvert.events import Started, ignore
+from mxconvert.errors import Interrupted, LocalError, UsageError
+from mxconvert.events import Advanced, Started, ignore
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, WORK_FOLDER
 from mxconvert.model import FileRole
+from mxconvert.stop import StopToken
 from mxconvert.verify.config import check_config
 from mxconvert.verify.digests import DigestCheck, DigestTask
 from mxconvert.verify.documents import (
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mxconvert.events import Reporter
+    from mxconvert.events import Event, Reporter
     from mxconvert.manifest import FileEntry, Manifest
     from mxconvert.model import TensorInfo
     from mxconvert.verify.options import VerifyOptions
@@ -42,7 +43,11 @@ _SINGLE = "model.safetensors"
 
 
 def verify_artifact(
-    root: Path, options: VerifyOptions, reporter: Reporter = ignore
+    root: Path,
+    options: VerifyOptions,
+    reporter: Reporter = ignore,
+    *,
+    stop: StopToken | None = None,
 ) -> VerifyReport:
     """Check an artifact's folder and collect everything that is wrong with it.
 
@@ -50,8 +55,10 @@ def verify_artifact(
         root: The folder.
         options: How deep to look, and at what.
         reporter: Told about progress, from several threads.
+        stop: Set from a signal handler to end early.
 
     Raises:
+        Interrupted: ``stop`` was set.
         UsageError: Options that make no sense, or no such folder.
         LocalError: The folder, ``options.manifest`` or the source cannot be read.
         VerificationError: ``options.manifest`` is not a manifest.
@@ -60,17 +67,10 @@ def verify_artifact(
     options.check()
     folder = _scan(root)
     collector = Collector()
-    run = _Run(folder, options, collector, reporter)
-    artifact_id = None
-    if options.foreign:
-        run.foreign()
-    else:
-        identity = find_manifest(folder, options, collector)
-        if identity is None:
-            run.without_manifest()
-        else:
-            artifact_id = identity.id
-            run.artifact(identity.manifest)
+    stop = stop or StopToken()
+    run = _Run(folder, options, collector, _stoppable(reporter, stop))
+    with stop.watched():
+        artifact_id = run()
     return VerifyReport(
         target=str(root),
         level=options.level,
@@ -84,6 +84,17 @@ def verify_artifact(
         strict=options.strict,
         error=collector.error,
     )
+
+
+def _stoppable(reporter: Reporter, stop: StopToken) -> Reporter:
+    """Wrap a reporter so that every piece of work looks at ``stop`` first."""
+
+    def report(event: Event) -> None:
+        if stop.signum is not None:
+            raise Interrupted(stop.signum)
+        reporter(event)
+
+    return report
 
 
 def _scan(root: Path) -> Folder:
@@ -106,6 +117,18 @@ class _Run:
         self._options = options
         self._collector = collector
         self._report = reporter
+
+    def __call__(self) -> str | None:
+        """Check everything; return the id of the manifest that was checked against."""
+        if self._options.foreign:
+            self.foreign()
+            return None
+        identity = find_manifest(self._folder, self._options, self._collector)
+        if identity is None:
+            self.without_manifest()
+            return None
+        self.artifact(identity.manifest)
+        return identity.id
 
     # --------------------------------------------------------------- without a manifest
 
@@ -235,6 +258,7 @@ class _Run:
         return read_object(self._folder, CONFIG_NAME, self._collector)
 
     def _header(self, path: str, structure: StructureCheck) -> list[TensorInfo] | None:
+        self._report(Advanced(num_bytes=0))  # a place to stop
         tensors = read_header(self._folder, path, self._collector)
         if tensors is not None:
             structure.add_file(path, tensors)
