@@ -118,15 +118,17 @@ def _quantize_chunk(
     """Quantize `[B, 32]` elements into `[B, 16]` bytes and `[B]` scales."""
     layout = dtype.layout
     magnitudes = bits & layout.magnitude_mask
-    bad = _max_of_rows(magnitudes) >= layout.infinity
+    amax = _max_of_rows(magnitudes)
+    bad = amax >= layout.infinity
     found = ALL_FINITE
     if bad.any():
         found = _find_nonfinite(magnitudes, dtype)
         bits = np.where(bad[:, None], bits.dtype.type(0), bits)
         magnitudes = bits & layout.magnitude_mask
+        amax[bad] = 0
     signs = _signs(bits)
     if dtype is FloatType.BF16:
-        scale_bytes, codes = _quantize_bf16(magnitudes.view(np.int16), rule)
+        scale_bytes, codes = _quantize_bf16(magnitudes.view(np.int16), amax, rule)
     else:
         if dtype is FloatType.F16:
             magnitudes = magnitudes.view(np.float16).astype(np.float32)
@@ -137,10 +139,10 @@ def _quantize_chunk(
     return found
 
 
-def _quantize_bf16(lanes: Array, rule: ScaleRule) -> tuple[Array, Array]:
+def _quantize_bf16(lanes: Array, amax: Array, rule: ScaleRule) -> tuple[Array, Array]:
     """Scale bytes int32 `[B]` and unsigned codes int16 `[B, 32]` of 16-bit lanes."""
     mantissa_bits = FloatType.BF16.layout.mantissa_bits
-    amax = _max_of_rows(lanes).astype(np.int32)
+    amax = amax.astype(np.int32)
     tiny = amax < LIFT_BELOW_FIELD << mantissa_bits
     scale_bytes = _choose_scale_bytes(lanes, amax, tiny, rule, mantissa_bits)
     # Any normal scale will do for the blocks of zeros; the other tiny ones are done again below.
@@ -278,11 +280,9 @@ def _pack(codes: Array, packed: Array) -> None:
 
 
 def _max_of_rows(lanes: Array) -> Array:
-    """The maximum of each row of 32, by halving: faster than a reduction over a short axis."""
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = np.maximum(lanes[:, :half], lanes[:, half:])
-    return lanes[:, 0]
+    """The maximum of each row of 32; reducing a short axis is slower than moving it first."""
+    maxima: Array = np.ascontiguousarray(lanes.T).max(axis=0)
+    return maxima
 
 
 def _find_nonfinite(magnitudes: Array, dtype: FloatType) -> NonFinite:
