@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import run_cli
+from tests.support.container import read_header
 from tests.support.kimi_k3 import (
     EXPERT_BYTES,
     EXPERT_WEIGHTS,
@@ -83,3 +85,24 @@ def test_plan_of_the_twin(twin: Path, record_property) -> None:
     assert len(experts) == 448
     assert all(file["size"] <= 5 * GIB for file in plan["files"])
     assert result.max_rss <= GIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_file_of_the_twin_within_the_memory_budget(twin: Path, tmp_path: Path) -> None:
+    """3.2 GB of two experts' weights, from 92 shards, in the memory that was granted."""
+    name, budget = "model-experts-00000-00001.safetensors", GIB
+    target = tmp_path / "out"
+    result = run_cli(
+        "quantize", twin, target, "--only", name, "--max-memory", budget, timeout=540
+    ).ok()
+    print(f"one file: {result.seconds:.0f} s, {result.max_rss / GIB:.2f} GiB")  # noqa: T201
+    assert result.max_rss <= budget
+
+    assert [path.name for path in target.glob("*.safetensors")] == [name]
+    header, base = read_header(target / name)
+    assert (target / name).stat().st_size == base + EXPERT_BYTES // 448
+    names = header.keys() - {"__metadata__"}
+    assert len(names) == 92 * 2 * 3 * 2
+    assert all(re.search(r"\.experts\.[01]\.w[123]\.weight_(packed|scale)$", n) for n in names)
+    (target / name).unlink()

@@ -69,3 +69,7 @@ def write(family: str, folder: Path, **changes: Any) -> Path:
     """Save a seeded model with ``save_pretrained``, in several shards."""
     build(family, **changes).save_pretrained(folder, max_shard_size="100KB")
     return folder
+
+
+EXPERTS: Mapping[str, int] = {"qwen3_moe": 8, "mixtral": 4, "deepseek_v3": 4, "glm4_moe": 4}
+"""Routed experts of a layer."""

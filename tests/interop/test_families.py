@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interop.families import CONFIGS, ROUTED
+from tests.interop.families import CONFIGS, EXPERTS, ROUTED
 from tests.support import read_artifact, run_cli, snapshot
 from tests.support.artifact import read_tensors
 
@@ -39,7 +39,20 @@ def test_quantize_then_verify_numeric(family, family_sources: dict[str, Path], t
 
 
 @pytest.mark.parametrize("family", CONFIGS)
+def test_inspect_reads_each_family_s_own_config_keys(
+    family, family_sources: dict[str, Path]
+) -> None:
+    """Families name the number of experts differently, and releases differ within a family."""
+    found = run_cli("inspect", family_sources[family], "--json").ok().json()
+    assert found["num_experts"] == EXPERTS[family]
+    assert found["experts_per_token"] == 2
+    assert found["roles"]["expert"]["tensors"] == ROUTED[family]
+    assert found["obstacle"] is None
+
+
+@pytest.mark.parametrize("family", CONFIGS)
 def test_plan_counts_what_transformers_wrote(family, family_sources: dict[str, Path]) -> None:
-    """`inspect` and `plan` take every family's own config spelling."""
-    for command in ("inspect", "plan"):
-        assert run_cli(command, family_sources[family], "--json").ok().json()
+    """The plan says before any work what quantize then does."""
+    plan = run_cli("plan", family_sources[family], "--json").ok().json()
+    assert plan["num_experts"] == EXPERTS[family]
+    assert plan["totals"]["quantized"]["tensors"] == ROUTED[family]
