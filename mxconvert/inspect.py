@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError, UsageError
+from mxconvert.model import Action
 from mxconvert.plan import build_plan
 from mxconvert.recipes import Role, find_recipe, model_type
 from mxconvert.recipes.families import DENSE
@@ -153,8 +154,6 @@ def _figures(
     for file in plan.files if plan else ():
         for item in file.items:
             figures = roles[str(role_of[item.source.name])]
-            figures.quantized += len(item.outputs) > 1
-            figures.mxfp4_bytes = (figures.mxfp4_bytes or 0) + (
-                item.outputs[-1].end - item.outputs[0].begin
-            )
+            figures.quantized += item.action is Action.QUANTIZE
+            figures.mxfp4_bytes = (figures.mxfp4_bytes or 0) + item.size
     return dict(sorted(roles.items(), key=lambda entry: -entry[1].size_bytes))

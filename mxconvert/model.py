@@ -6,13 +6,19 @@ for weights, names are those on disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+
+BLOCK_SIZE = 32
+"""Elements that share one scale."""
+PACKED_SUFFIX = ".weight_packed"
+SCALE_SUFFIX = ".weight_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +196,60 @@ class Item:
 
     ``COPY`` makes one output with the same bytes; ``QUANTIZE`` makes the packed codes
     (U8 ``[N, K/2]``, low nibble = even element) and then the scales (U8 ``[N, K/32]``).
+
+    Attributes:
+        action: What happens to the source tensor.
+        source: The tensor it is made from.
+        begin: Where the first output begins, counted from the end of the header.
+        layer: Layer number, or ``None``.
+        expert: Routed expert number, or ``None``.
     """
 
     action: Action
     source: TensorInfo
-    outputs: tuple[OutputTensor, ...]
+    begin: int
     layer: int | None
     expert: int | None
+
+    @property
+    def outputs(self) -> tuple[OutputTensor, ...]:
+        """The output tensors; derived, since half a million names take memory."""
+        source, begin = self.source, self.begin
+        if self.action is Action.COPY:
+            end = begin + source.size
+            return (OutputTensor(source.name, source.dtype, source.shape, begin, end),)
+        rows, columns = source.shape
+        packed, scale = quantized_names(source.name)
+        middle = begin + rows * columns // 2
+        end = middle + rows * columns // BLOCK_SIZE
+        return (
+            OutputTensor(packed, "U8", (rows, columns // 2), begin, middle),
+            OutputTensor(scale, "U8", (rows, columns // BLOCK_SIZE), middle, end),
+        )
+
+    @property
+    def num_outputs(self) -> int:
+        """How many output tensors there are."""
+        return 1 if self.action is Action.COPY else 2
+
+    @property
+    def size(self) -> int:
+        """Bytes of the output tensors together."""
+        return output_size(self.source, self.action)
+
+
+def quantized_names(name: str) -> tuple[str, str]:
+    """Return the names of the codes and scales made from ``X.weight``."""
+    module = name.removesuffix(".weight")
+    return module + PACKED_SUFFIX, module + SCALE_SUFFIX
+
+
+def output_size(source: TensorInfo, action: Action) -> int:
+    """Return the bytes that a source tensor becomes."""
+    if action is Action.COPY:
+        return source.size
+    rows, columns = source.shape
+    return rows * columns // 2 + rows * columns // BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +275,11 @@ class OutputFile:
     header_size: int
     header_sha256: str
     size: int
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors it will hold."""
+        return sum(item.num_outputs for item in self.items)
 
     @property
     def source_size(self) -> int:
@@ -261,14 +319,29 @@ class Plan:
     quantized: Totals
     copied: Totals
     notices: tuple[tuple[str, str], ...] = ()
-    weight_map: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Output tensor name -> file name, sorted by name."""
+        pairs = [
+            (output.name, file.name)
+            for file in self.files
+            for item in file.items
+            for output in item.outputs
+        ]
+        return dict(sorted(pairs))
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors will be stored."""
+        return sum(file.num_tensors for file in self.files)
 
     @property
     def index(self) -> dict[str, Any]:
         """The content of ``model.safetensors.index.json``."""
         return {
             "metadata": {"total_size": self.total_size},
-            "weight_map": dict(sorted(self.weight_map.items())),
+            "weight_map": self.weight_map,
         }
 
     @property

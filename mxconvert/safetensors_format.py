@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +225,7 @@ def _parse_entry(name: str, entry: object, file: str, base: int) -> TensorInfo:
         raise bad(
             f"dtype {dtype}, shape {shape} need {size} bytes, data_offsets span {end - begin}"
         )
-    return TensorInfo(name, dtype, tuple(shape), file, base + begin, size)
+    return TensorInfo(name, sys.intern(dtype), tuple(shape), file, base + begin, size)
 
 
 def _check_coverage(tensors: list[TensorInfo], file: str, base: int, file_size: int) -> None:

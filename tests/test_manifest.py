@@ -37,7 +37,6 @@ from mxconvert.model import (
     Item,
     Options,
     OutputFile,
-    OutputTensor,
     Plan,
     Scope,
     SourceFile,
@@ -52,14 +51,12 @@ EXPERTS = "model-experts-00000-00001.safetensors"
 
 def make_plan() -> Plan:
     source = TensorInfo("l.0.experts.0.up.weight", "BF16", (2, 64), "model.safetensors", 100, 256)
-    packed = OutputTensor("l.0.experts.0.up.weight_packed", "U8", (2, 32), 0, 64)
-    scale = OutputTensor("l.0.experts.0.up.weight_scale", "U8", (2, 2), 64, 68)
     file = OutputFile(
         name=EXPERTS,
         role=FileRole.EXPERTS,
         experts=(0, 1),
         layers=(0, 0),
-        items=(Item(Action.QUANTIZE, source, (packed, scale), 0, 0),),
+        items=(Item(Action.QUANTIZE, source, 0, 0, 0),),
         header_size=200,
         header_sha256="0" * 64,
         size=268,
@@ -72,7 +69,6 @@ def make_plan() -> Plan:
         ignore=(),
         quantized=Totals(tensors=1, source_bytes=256, output_bytes=68),
         copied=Totals(),
-        weight_map={packed.name: file.name, scale.name: file.name},
     )
 
 

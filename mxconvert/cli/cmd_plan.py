@@ -61,7 +61,7 @@ def show_plan(made: Plan, *, json: bool) -> None:
         table.add(
             file.name,
             size(file.size),
-            str(sum(len(item.outputs) for item in file.items)),
+            str(file.num_tensors),
             _span(file.experts),
             _span(file.layers),
         )

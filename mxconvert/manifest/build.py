@@ -79,7 +79,7 @@ def build_manifest(
         format=FormatSpec(scale_rule=str(plan.options.scale_rule)),
         model=_model_facts(plan, config),
         totals=ArtifactTotals(
-            tensors=sum(len(item.outputs) for file in plan.files for item in file.items),
+            tensors=plan.num_tensors,
             tensor_bytes=plan.total_size,
             files=len(entries),
             file_bytes=sum(entry.size for entry in entries),

@@ -115,7 +115,7 @@ def _source_card(checkpoint: Checkpoint) -> str | None:
 
 
 def _tensor_list(plan: Plan, journal: Journal) -> bytes:
-    writer = TensorListWriter(sum(len(item.outputs) for f in plan.files for item in f.items))
+    writer = TensorListWriter(plan.num_tensors)
     for file in sorted(plan.files, key=lambda file: file.name):
         result = journal.load(file)
         for record in tensor_records(file, result.outputs, result.sources):

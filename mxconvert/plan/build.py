@@ -15,16 +15,17 @@ from mxconvert.model import (
     Item,
     Options,
     OutputFile,
-    OutputTensor,
     Plan,
     TensorInfo,
     Totals,
+    output_size,
+    quantized_names,
 )
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
 from mxconvert.plan.refuse import unknown_family
-from mxconvert.plan.select import BLOCK_SIZE, Selection, select, tied_head
+from mxconvert.plan.select import Selection, select, tied_head
 from mxconvert.recipes import Recipe, find_recipe, looks_like_moe
 from mxconvert.recipes.families import DENSE
 
@@ -34,11 +35,7 @@ if TYPE_CHECKING:
 HEADER_METADATA: Mapping[str, str] = {"format": "pt"}
 """What every output file's header says; some loaders refuse files without it."""
 
-PACKED_SUFFIX = ".weight_packed"
-SCALE_SUFFIX = ".weight_scale"
 _RANK = 2
-
-_Sketch = tuple[str, str, tuple[int, ...]]  # an output tensor before it has a place
 
 
 def build_plan(checkpoint: Checkpoint, options: Options, *, strict: bool = False) -> Plan:
@@ -55,13 +52,9 @@ def build_plan(checkpoint: Checkpoint, options: Options, *, strict: bool = False
     """
     recipe = resolve_recipe(checkpoint, options)
     chosen = select(checkpoint.tensors, checkpoint.config, recipe, options, strict=strict)
-    sketches = {
-        name: _outputs(tensor, quantize=name in chosen.quantize)
-        for name, tensor in checkpoint.tensors.items()
-    }
-    _refuse_collisions(sketches)
-    groups = group_pieces(_pieces(checkpoint.tensors, chosen, sketches), options)
-    files = tuple(_file(group, checkpoint.tensors, chosen, sketches) for group in groups)
+    _refuse_collisions(checkpoint.tensors, chosen)
+    groups = group_pieces(_pieces(checkpoint.tensors, chosen), options)
+    files = tuple(_file(group, checkpoint.tensors, chosen) for group in groups)
     routed = [s.expert for s in chosen.slots.values() if s.expert is not None]
     return Plan(
         options=replace(options, recipe=recipe.name),
@@ -72,12 +65,6 @@ def build_plan(checkpoint: Checkpoint, options: Options, *, strict: bool = False
         quantized=_totals(files, Action.QUANTIZE),
         copied=_totals(files, Action.COPY),
         notices=tuple(chosen.notices),
-        weight_map={
-            output.name: file.name
-            for file in files
-            for item in file.items
-            for output in item.outputs
-        },
     )
 
 
@@ -96,69 +83,47 @@ def resolve_recipe(checkpoint: Checkpoint, options: Options) -> Recipe:
     return DENSE
 
 
-def _outputs(tensor: TensorInfo, *, quantize: bool) -> tuple[_Sketch, ...]:
-    if not quantize:
-        return ((tensor.name, tensor.dtype, tensor.shape),)
-    rows, columns = tensor.shape
-    module = tensor.name.removesuffix(WEIGHT_SUFFIX)
-    return (
-        (module + PACKED_SUFFIX, "U8", (rows, columns // 2)),
-        (module + SCALE_SUFFIX, "U8", (rows, columns // BLOCK_SIZE)),
-    )
+def _refuse_collisions(tensors: Mapping[str, TensorInfo], chosen: Selection) -> None:
+    for name in chosen.quantize:
+        for made in quantized_names(name):
+            if made in tensors:
+                raise SourceError(f"{name!r} would be stored as {made!r}, which exists already")
 
 
-def _refuse_collisions(sketches: Mapping[str, tuple[_Sketch, ...]]) -> None:
-    owner: dict[str, str] = {}
-    for source, outputs in sketches.items():
-        for name, _, _ in outputs:
-            other = owner.setdefault(name, source)
-            if other != source:
-                raise SourceError(f"{source!r} and {other!r} would both be stored as {name!r}")
+def _action(name: str, chosen: Selection) -> Action:
+    return Action.QUANTIZE if name in chosen.quantize else Action.COPY
 
 
-def _pieces(
-    tensors: Mapping[str, TensorInfo],
-    chosen: Selection,
-    sketches: Mapping[str, tuple[_Sketch, ...]],
-) -> list[Piece]:
+def _pieces(tensors: Mapping[str, TensorInfo], chosen: Selection) -> list[Piece]:
     pieces = []
     for name, tensor in tensors.items():
-        slot = chosen.slots[name]
-        outputs = sketches[name]
+        slot, action = chosen.slots[name], _action(name, chosen)
+        names = quantized_names(name) if action is Action.QUANTIZE else (name,)
         pieces.append(
             Piece(
                 key=name,
                 source_file=tensor.file,
                 layer=slot.layer,
                 expert=slot.expert,
-                size=sum(st.tensor_size(dtype, shape) for _, dtype, shape in outputs),
-                header=estimated_header(output[0] for output in outputs),
-                order=(-1 if slot.layer is None else slot.layer, name),
+                size=output_size(tensor, action),
+                header=estimated_header(names),
             )
         )
     return pieces
 
 
-def _file(
-    group: Group,
-    tensors: Mapping[str, TensorInfo],
-    chosen: Selection,
-    sketches: Mapping[str, tuple[_Sketch, ...]],
-) -> OutputFile:
+def _file(group: Group, tensors: Mapping[str, TensorInfo], chosen: Selection) -> OutputFile:
     def order(piece: Piece) -> tuple[int, str]:
-        name, dtype, _ = sketches[piece.key][0]
-        return st.storage_order(dtype, name)
+        if piece.key in chosen.quantize:
+            return st.storage_order("U8", quantized_names(piece.key)[0])
+        return st.storage_order(tensors[piece.key].dtype, piece.key)
 
     items: list[Item] = []
     position = 0
     for piece in sorted(group.pieces, key=order):
-        outputs = []
-        for name, dtype, shape in sketches[piece.key]:
-            end = position + st.tensor_size(dtype, shape)
-            outputs.append(OutputTensor(name, dtype, shape, position, end))
-            position = end
-        action = Action.QUANTIZE if piece.key in chosen.quantize else Action.COPY
-        items.append(Item(action, tensors[piece.key], tuple(outputs), piece.layer, piece.expert))
+        action = _action(piece.key, chosen)
+        items.append(Item(action, tensors[piece.key], position, piece.layer, piece.expert))
+        position += piece.size
     header = file_header(items)
     layers = [piece.layer for piece in group.pieces if piece.layer is not None]
     return OutputFile(
@@ -211,7 +176,7 @@ def _totals(files: Iterable[OutputFile], action: Action) -> Totals:
             if item.action is action:
                 tensors += 1
                 source_bytes += item.source.size
-                output_bytes += item.outputs[-1].end - item.outputs[0].begin
+                output_bytes += item.size
     return Totals(tensors=tensors, source_bytes=source_bytes, output_bytes=output_bytes)
 
 

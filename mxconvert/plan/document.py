@@ -42,7 +42,7 @@ def _file(file: OutputFile) -> dict[str, Any]:
         "role": str(file.role),
         "size": file.size,
         "header_size": file.header_size,
-        "tensors": sum(len(item.outputs) for item in file.items),
+        "tensors": file.num_tensors,
         "source_bytes": file.source_size,
         "experts": list(file.experts) if file.experts else None,
         "layers": list(file.layers) if file.layers else None,

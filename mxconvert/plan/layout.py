@@ -35,13 +35,12 @@ class Piece:
     """One source tensor on its way into a file.
 
     Attributes:
-        key: Anything the caller needs back.
+        key: Its name.
         source_file: Where the source tensor is stored.
         layer: Layer number, or ``None``.
         expert: Routed expert number, or ``None``.
         size: Bytes of its output tensors.
         header: Estimated bytes of its header entries.
-        order: Sort key within the dense files.
     """
 
     key: str
@@ -50,7 +49,11 @@ class Piece:
     expert: int | None
     size: int
     header: int
-    order: tuple[int, str]
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sort key within files that are filled one after the other: by layer, then name."""
+        return (-1 if self.layer is None else self.layer, self.key)
 
 
 @dataclass(frozen=True, slots=True)

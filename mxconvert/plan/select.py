@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError, UsageError
-from mxconvert.model import Options, Scope, TensorInfo
+from mxconvert.model import BLOCK_SIZE, Options, Scope, TensorInfo
 from mxconvert.patterns import WEIGHT_SUFFIX, compile_pattern, module_name
 from mxconvert.plan.refuse import check_completeness, refuse_quantized, refuse_unrecognised
 from mxconvert.recipes import LINEAR_ROLES, Recipe, Role, Slot, text_config
@@ -20,7 +20,6 @@ from mxconvert.recipes import LINEAR_ROLES, Recipe, Role, Slot, text_config
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-BLOCK_SIZE = 32
 FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
 _RANK = 2
 _SHOWN = 4
