@@ -78,6 +78,11 @@ COMMON_SIBLINGS: tuple[tuple[str, ...], ...] = (
     ("q_a_proj", "kv_a_proj_with_mqa"),
 )
 
+# One model spells them differently in different releases of transformers, so every
+# family looks for every spelling.
+NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_PER_TOKEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -91,8 +96,6 @@ class Recipe:
             ``layer``, ``expert``, ``projection`` and ``kind`` (``weight`` or ``bias``);
             ``None`` for dense models.
         projections: The words ``projection`` may be; every expert has one weight each.
-        num_experts_keys: Config keys that say how many routed experts a layer has.
-        experts_per_token_keys: Config keys that say how many a token uses.
         mtp_after_last_layer: Layers numbered from ``num_hidden_layers`` on are
             multi-token-prediction layers.
         siblings: Groups of module names that share one scheme.
@@ -103,18 +106,16 @@ class Recipe:
     model_types: frozenset[str]
     expert: str | None = None
     projections: tuple[str, ...] = ()
-    num_experts_keys: tuple[str, ...] = ()
-    experts_per_token_keys: tuple[str, ...] = ("num_experts_per_tok",)
     mtp_after_last_layer: bool = False
     siblings: tuple[tuple[str, ...], ...] = COMMON_SIBLINGS
 
     def num_experts(self, config: Mapping[str, Any]) -> int | None:
         """Return the routed experts per layer that the config states."""
-        return config_int(config, self.num_experts_keys)
+        return config_int(config, NUM_EXPERTS_KEYS)
 
     def experts_per_token(self, config: Mapping[str, Any]) -> int | None:
         """Return the routed experts that a token uses, as the config states."""
-        return config_int(config, self.experts_per_token_keys)
+        return config_int(config, EXPERTS_PER_TOKEN_KEYS)
 
     def classifier(self, config: Mapping[str, Any]) -> Classifier:
         """Return the name classifier for one checkpoint."""

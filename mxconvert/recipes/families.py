@@ -22,7 +22,6 @@ QWEN_MOE = Recipe(
     model_types=frozenset({"qwen2_moe", "qwen3_moe"}),
     expert=_per_expert("mlp"),
     projections=_GATE_UP_DOWN,
-    num_experts_keys=("num_experts",),
 )
 
 DEEPSEEK = Recipe(
@@ -31,7 +30,6 @@ DEEPSEEK = Recipe(
     model_types=frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"}),
     expert=_per_expert("mlp"),
     projections=_GATE_UP_DOWN,
-    num_experts_keys=("n_routed_experts",),
     mtp_after_last_layer=True,
 )
 
@@ -41,7 +39,6 @@ GLM4_MOE = Recipe(
     model_types=frozenset({"glm4_moe", "glm4_moe_lite"}),
     expert=_per_expert("mlp"),
     projections=_GATE_UP_DOWN,
-    num_experts_keys=("n_routed_experts",),
     mtp_after_last_layer=True,
 )
 
@@ -51,7 +48,6 @@ MIXTRAL = Recipe(
     model_types=frozenset({"mixtral"}),
     expert=_per_expert("block_sparse_moe"),
     projections=_W123,
-    num_experts_keys=("num_local_experts",),
 )
 
 KIMI_K3 = Recipe(
@@ -60,8 +56,6 @@ KIMI_K3 = Recipe(
     model_types=frozenset({"kimi_k3", "kimi_linear"}),
     expert=_per_expert("block_sparse_moe"),
     projections=_W123,
-    num_experts_keys=("num_experts",),
-    experts_per_token_keys=("num_experts_per_token",),
 )
 
 DENSE = Recipe(
