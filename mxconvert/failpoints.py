@@ -1,10 +1,16 @@
 """Deterministic failures at named places, for tests of crash safety.
 
 ``MXCONVERT_FAILPOINTS="writer.before-rename:2=kill"`` kills the process with SIGKILL
-when that place is reached for the second time. Actions: ``kill``, ``term``, ``int``
-(send that signal to this process), ``enospc`` (raise ``OSError(ENOSPC)``),
-``hang`` (sleep, so that a test can act from outside). Unset, a hit costs one
-dictionary look-up on an empty mapping.
+when that place is reached for the second time. Actions:
+
+* ``kill``, ``term``, ``int``, ``stop``: send that signal to this process (a stopped one
+  waits for SIGCONT, so that a test can act meanwhile);
+* ``enospc``: raise ``OSError(ENOSPC)``, from then on at every hit;
+* ``eio``: raise ``OSError(EIO)`` once;
+* ``bug``: raise an exception that nobody expects;
+* ``hang``: the thread sleeps for a minute.
+
+Unset, a hit costs one dictionary look-up on an empty mapping.
 """
 
 from __future__ import annotations
@@ -18,7 +24,14 @@ import time
 from mxconvert.errors import UsageError
 
 ENVIRONMENT_VARIABLE = "MXCONVERT_FAILPOINTS"
-_ACTIONS = ("kill", "term", "int", "enospc", "hang")
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "term": signal.SIGTERM,
+    "int": signal.SIGINT,
+    "stop": signal.SIGSTOP,
+}
+_ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO}
+_ACTIONS = (*_SIGNALS, *_ERRORS, "bug", "hang")
 _HANG_SECONDS = 60.0
 
 
@@ -45,7 +58,8 @@ def hit(name: str, path: str = "") -> None:
     """Act if ``name`` is armed and has now been reached the armed number of times.
 
     Raises:
-        OSError: ENOSPC at ``path``, for the action ``enospc``.
+        OSError: At ``path``, for the actions ``enospc`` and ``eio``.
+        RuntimeError: For the action ``bug``.
     """
     if name not in _points:
         return
@@ -58,11 +72,11 @@ def hit(name: str, path: str = "") -> None:
 
 
 def _act(action: str, path: str) -> None:
-    if action == "enospc":
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    if action in _ERRORS:
+        raise OSError(_ERRORS[action], os.strerror(_ERRORS[action]), path)
+    if action == "bug":
+        raise RuntimeError("failpoint")
     if action == "hang":
         time.sleep(_HANG_SECONDS)
         return
-    os.kill(
-        os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[action]
-    )
+    os.kill(os.getpid(), _SIGNALS[action])

@@ -8,8 +8,9 @@ with its buffers, in file order, so the piece that a lane waits for always has t
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     Task = tuple[FileJob, Piece, Slot]
 
 _POLL_SECONDS = 0.2  # how soon the main thread notices a signal
+_GRACE_SECONDS = 4.0  # how long threads that hang may delay the end after a signal, twice
 _CLOSERS = 2
 
 
@@ -64,7 +66,8 @@ class Engine:
         self._stopping = False
         self._fatal: BaseException | None = None
         self._failed: list[tuple[OutputFile, MxConvertError]] = []
-        self._closers = ThreadPoolExecutor(_CLOSERS, thread_name_prefix="mxconvert-close")
+        self._unclosed: list[FileJob] = []
+        self._closing: SimpleQueue[FileJob | None] = SimpleQueue()
 
     def run(self, stop: StopToken) -> list[tuple[OutputFile, MxConvertError]]:
         """Work until every file is made or has failed.
@@ -76,24 +79,33 @@ class Engine:
             MxConvertError: An error that ends the whole run (disk, source changed).
             Interrupted: ``stop`` was set.
         """
-        workers = [
-            threading.Thread(target=self._work, name=f"mxconvert-{n}", daemon=True)
-            for n in range(self._budget.jobs)
-        ]
-        for worker in workers:
-            worker.start()
+        workers = [_start(self._work, f"mxconvert-{n}") for n in range(self._budget.jobs)]
+        closers = [_start(self._close_jobs, f"mxconvert-close-{n}") for n in range(_CLOSERS)]
         with stop.watched():
-            for worker in workers:
-                while worker.is_alive():
-                    worker.join(_POLL_SECONDS)
-                    if stop.signum is not None:
-                        self._halt(Interrupted(stop.signum))
-            self._closers.shutdown(wait=True)
+            self._wait(workers, stop)
+            with self._changed:
+                self._retire_all()
+            for _ in closers:
+                self._closing.put(None)
+            self._wait(closers, stop)
+        if not any(thread.is_alive() for thread in (*workers, *closers)):
+            for job in self._unclosed:
+                job.discard()
         if stop.signum is not None:
             self._halt(Interrupted(stop.signum))
         if self._fatal is not None:
             raise self._fatal
         return self._failed
+
+    def _wait(self, threads: Iterable[threading.Thread], stop: StopToken) -> None:
+        """Wait for threads to end; after a signal no longer than the grace period."""
+        deadline = None
+        for thread in threads:
+            while thread.is_alive() and (deadline is None or time.monotonic() < deadline):
+                thread.join(_POLL_SECONDS)
+                if stop.signum is not None and deadline is None:
+                    self._halt(Interrupted(stop.signum))
+                    deadline = time.monotonic() + _GRACE_SECONDS
 
     def _halt(self, error: BaseException) -> None:
         with self._changed:
@@ -123,8 +135,9 @@ class Engine:
         while (
             not self._stopping and self._pending and len(self._active) < self._budget.active_files
         ):
-            file = self._pending.popleft()
-            self._active.append(FileJob(file, self._folder, self._budget.piece_size))
+            job = FileJob(self._pending.popleft(), self._folder, self._budget.piece_size)
+            self._active.append(job)
+            self._unclosed.append(job)
 
     def _dispatch(self) -> Task | None:
         job = min(self._active, key=lambda job: job.outstanding)
@@ -161,6 +174,8 @@ class Engine:
                 job.convert(piece, slot, self._reader, self._quantizer)
             except MxConvertError as error:
                 self._fail(job, error)
+            except BaseException as error:  # noqa: BLE001  (see _work)
+                self._crash(job, error)
         job.commit_lane.submit(piece.index, lambda: self._commit(job, piece, slot))
 
     def _commit(self, job: FileJob, piece: Piece, slot: Slot) -> Continuation:
@@ -171,8 +186,7 @@ class Engine:
             except MxConvertError as error:
                 self._fail(job, error)
             except BaseException as error:  # noqa: BLE001  (see _work)
-                job.fail(LocalError("the run was stopped"))
-                self._halt(error)
+                self._crash(job, error)
         return lambda: job.sha_lane.submit(piece.index, lambda: self._hash(job, piece, slot, views))
 
     def _hash(
@@ -195,11 +209,19 @@ class Engine:
         if ends_run(error):
             self._halt(error)
 
+    def _crash(self, job: FileJob, error: BaseException) -> None:
+        job.fail(LocalError("the run was stopped"))
+        self._halt(error)
+
     # ------------------------------------------------------------------ finishing
 
     def _finish_if_done(self, job: FileJob) -> None:
         if job.all_dispatched and job.outstanding == 0:
-            self._closers.submit(self._close, job)
+            self._closing.put(job)
+
+    def _close_jobs(self) -> None:
+        while (job := self._closing.get()) is not None:
+            self._close(job)
 
     def _close(self, job: FileJob) -> None:
         try:
@@ -208,20 +230,29 @@ class Engine:
         except MxConvertError as error:
             self._fail(job, error)
         except BaseException as error:  # noqa: BLE001  (see _work)
-            job.fail(LocalError("the run was stopped"))
-            self._halt(error)
+            self._crash(job, error)
         if job.error is not None:
             job.discard()
-            with self._changed:
+        with self._changed:
+            self._unclosed.remove(job)
+            if job.error is not None:
                 self._failed.append((job.file, job.error))
 
     def _publish(self, job: FileJob) -> None:
         result = job.flush()
         self._reader.check_unchanged(sorted({item.source.file for item in job.file.items}))
         # The record comes first: a final name without a record would be unexplained.
+        failpoints.hit("engine.before-record", job.file.name)
         self._record(job.file, result)
         job.publish()
         self._report(FileFinished(path=job.file.name, size_bytes=job.file.size))
+
+
+def _start(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread that does not keep the process alive should it hang."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def ends_run(error: MxConvertError) -> bool:

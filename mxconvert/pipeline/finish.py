@@ -48,11 +48,14 @@ def finish_artifact(
         LocalError: The operating system refuses.
     """
     entries = [*_weight_entries(plan, journal)]
+    failpoints.hit("finish.before-sidecars")
     entries += _sidecar_entries(checkpoint, target)
+    failpoints.hit("finish.before-documents")
     entries += _document_entries(checkpoint, plan, target, report)
     failpoints.hit("finish.before-tensors")
     tensors = write_file(target / TENSORS_NAME, _tensor_list(plan, journal))
     entries.append(FileEntry.from_digest(TENSORS_NAME, FileRole.TENSORS, tensors))
+    failpoints.hit("finish.before-index")
     index = write_file(target / INDEX_NAME, index_json(plan))
     entries.append(FileEntry.from_digest(INDEX_NAME, FileRole.INDEX, index))
     manifest = build_manifest(

@@ -9,6 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Self
 
+from mxconvert import failpoints
 from mxconvert.errors import LocalError, SourceError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class SourceReader:
         done = 0
         while done < len(buffer):
             try:
+                failpoints.hit("reader.read", file)
                 count = os.preadv(fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise LocalError(

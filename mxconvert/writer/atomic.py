@@ -65,11 +65,14 @@ def partial_file(target: Path) -> Iterator[int]:
     try:
         remove_quietly(partial)
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        failpoints.hit("writer.small-file", str(target))
         yield fd
+        failpoints.hit("writer.small-written", str(target))
         os.fsync(fd)
         os.close(fd)
         fd = -1
         partial.rename(target)
+        failpoints.hit("writer.small-renamed", str(target))
         sync_folder(target.parent)
     except OSError as error:
         raise local_error(error, target) from error
@@ -104,7 +107,6 @@ def write_file(target: Path, data: bytes) -> FileDigest:
         LocalError: The operating system refuses.
     """
     with partial_file(target) as fd:
-        failpoints.hit("writer.small-file", str(target))
         write_all(fd, memoryview(data))
     chunks = ChunkHasher()
     chunks.update(data)

@@ -48,6 +48,7 @@ class WeightFileWriter:
             remove_quietly(self._partial)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._fd = os.open(self._partial, flags, _MODE)
+            failpoints.hit("writer.created", str(self._partial))
         except OSError as error:
             raise local_error(error, self._partial) from error
 
@@ -59,7 +60,9 @@ class WeightFileWriter:
         """
         try:
             failpoints.hit("writer.append", str(self._partial))
-            write_views(self._fd, views)
+            write_views(self._fd, views[:1])
+            failpoints.hit("writer.mid-append", str(self._partial))
+            write_views(self._fd, views[1:])
         except OSError as error:
             raise local_error(error, self._partial) from error
         for view in views:
