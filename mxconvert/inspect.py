@@ -93,10 +93,12 @@ def inspect_checkpoint(checkpoint: Checkpoint, options: Options) -> Inspection:
     recipe = find_recipe(checkpoint.config, options.recipe) or DENSE
     classify = recipe.classifier(checkpoint.config)
     slots = {name: classify(name) for name in checkpoint.tensors}
-    layers = {slot.layer for slot in slots.values() if slot.role is Role.EXPERT}
+    mtp = {name for name, slot in slots.items() if classify.is_mtp(name, slot)}
+    layers = {s.layer for name, s in slots.items() if s.role is Role.EXPERT and name not in mtp}
     num_experts = recipe.num_experts(checkpoint.config)
     per_token = recipe.experts_per_token(checkpoint.config) if num_experts else None
-    roles = _figures(checkpoint, {name: slot.role for name, slot in slots.items()}, plan)
+    role_of = {name: Role.MTP if name in mtp else slot.role for name, slot in slots.items()}
+    roles = _figures(checkpoint, role_of, plan)
     total = sum(figures.parameters for figures in roles.values())
     architectures = checkpoint.config.get("architectures")
     return Inspection(

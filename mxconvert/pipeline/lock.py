@@ -8,6 +8,7 @@ holder from a living one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from mxconvert.errors import LocalError
 from mxconvert.events import Notice, Reporter
 
 LOCK_NAME = "lock"
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,19 @@ class Lock:
     def _try_link(self, mine: Path) -> bool:
         try:
             os.link(mine, self._path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            return self._try_create(mine.read_bytes())
+        return True
+
+    def _try_create(self, content: bytes) -> bool:
+        """Take the lock where the file system has no hard links."""
+        try:
+            with self._path.open("xb") as file:
+                file.write(content)
         except FileExistsError:
             return False
         return True
