@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
+import zstandard
 
 from mxconvert.errors import Interrupted, LocalError, UsageError, VerificationError
 from mxconvert.events import Advanced, FileFinished, Started
@@ -66,6 +70,19 @@ def test_an_untouched_artifact_passes(made: Path, level: str) -> None:
 @pytest.mark.parametrize("layout", ["layers", "source"])
 def test_other_layouts_pass(shared_source: Path, tmp_path: Path, layout: str) -> None:
     assert verify(make_artifact(shared_source, tmp_path / "A", layout=layout), "digest").ok
+
+
+def test_real_outputs_fit_the_json_schemas(made: Path) -> None:
+    def validator(name: str) -> jsonschema.Draft202012Validator:
+        return jsonschema.Draft202012Validator(
+            json.loads(files("mxconvert.schemas").joinpath(name).read_text())
+        )
+
+    validator("manifest-v1.schema.json").validate(json.loads((made / MANIFEST_NAME).read_bytes()))
+    lines = zstandard.ZstdDecompressor().decompress((made / TENSORS_NAME).read_bytes())
+    line_validator = validator("tensors-v1.schema.json")
+    for line in lines.splitlines():
+        line_validator.validate(json.loads(line))
 
 
 def test_what_was_not_checked_is_said(made: Path) -> None:

@@ -122,6 +122,24 @@ def test_wrong_source_digest_in_the_list(artifact: Path, shared_source: Path) ->
     assert report.findings[0].expected == "0" * 32
 
 
+def test_parts_of_tensors_are_not_made_again_and_said_so(
+    artifact: Path, shared_source: Path
+) -> None:
+    records = list(iter_tensors((artifact / TENSORS_NAME).read_bytes()))
+    (whole,) = records[0].sources
+    part = replace(whole, selection=((0, 1, 1),) + ((0, 1, 1),) * (len(whole.shape) - 1))
+    records[0] = replace(records[0], sources=(part,))
+    records[-1] = replace(records[-1], sources=records[-1].sources * 2)
+    records[-2] = replace(records[-2], sources=records[-2].sources * 2)
+    (artifact / TENSORS_NAME).write_bytes(encode_tensors(records))
+    rebuild(artifact, tensor_list=False)
+    report = verify(artifact, "numeric", source=shared_source)
+    assert report.ok
+    assert report.counts["tensors_not_recomputed"] == 2
+    assert report.counts["tensors_recomputed"] + report.counts["tensors_compared"] == 63
+    assert "parts of one were not recomputed" in report.not_checked[0]
+
+
 def test_another_revision_of_the_source(artifact: Path, tmp_path: Path) -> None:
     model = bf16_model()
     dtype, shape, data = model.tensors[WEIGHT]

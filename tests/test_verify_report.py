@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -159,3 +161,16 @@ def test_ignore_patterns_match_paths_and_folders() -> None:
     assert ignored("a/b/c.py", ("a/",))
     assert ignored("c.py", ("*.py",))
     assert not ignored("c.py", ("*.txt",))
+
+
+def test_every_code_and_count_is_documented() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "reference" / "verify.md").read_text()
+    sources = "\n".join(p.read_text() for p in (root / "mxconvert" / "verify").glob("*.py"))
+    literals = set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', sources))
+    usage = set(re.findall(r'code="([a-z-]+)"', sources))
+    elsewhere = {"compressed-tensors", "mxfp-pack-quantized"}
+    assert {code for code in literals - usage - elsewhere if f"`{code}`" not in text} == set()
+    counts = set(re.findall(r'\bcount\(\s*"([a-z_]+)"', sources))
+    assert counts
+    assert {name for name in counts if f"`{name}`" not in text} == set()

@@ -7,11 +7,11 @@ configuration, tokenizer files, templates. The rest is reported.
 from __future__ import annotations
 
 import fnmatch
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxconvert.manifest import MANIFEST_NAME, WORK_FOLDER
+from mxconvert.manifest.loadable import may_be_loaded
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
@@ -19,29 +19,8 @@ if TYPE_CHECKING:
 
     from mxconvert.verify.folder import Folder
 
-_LEFTOVER = re.compile(
-    r"(?i)(.*~|#.*#|.*\.(swp|swo|swn|bak|orig|rej|tmp)|thumbs\.db|desktop\.ini)$"
-)
-_SIGNATURE_PREFIX = "mxconvert.manifest."
-_LOADED = re.compile(
-    r"""(?ix)
-    .*\.( safetensors | bin | pt | pth | ckpt | gguf | ggml | h5 | msgpack | onnx | onnx_data | ot
-        | npz | npy | pkl | pickle | tflite | mlmodel | distcp | engine | flax
-        | py | pyc | pyd | so
-        | json | jsonl | jinja | jinja2 | j2 | yaml | yml | toml
-        | model | tiktoken | spm | bpe | vocab )
-    | ( merges | vocab | added_tokens | special_tokens | tokenizer | chat_template | params ) [^/]*
-    """
-)
 _PARTIAL = ".partial"
 _UNFINISHED_HINT = "run quantize again to resume it, or remove what it left"
-
-
-def may_be_loaded(name: str) -> bool:
-    """Whether an inference engine or a tokenizer might read a file of that name."""
-    if name.startswith(_SIGNATURE_PREFIX) or _LEFTOVER.match(name):
-        return False
-    return _LOADED.fullmatch(name) is not None
 
 
 def ignored(path: str, patterns: Sequence[str]) -> bool:

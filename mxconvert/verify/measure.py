@@ -15,7 +15,7 @@ import numpy as np
 
 from mxconvert.events import Advanced
 from mxconvert.quantize import FloatType
-from mxconvert.verify.numeric import ITEM_SIZES, PIECE_ELEMENTS, Descriptors, Unit, read_blocks
+from mxconvert.verify.numeric import ITEM_SIZES, PIECE_ELEMENTS, ArtifactReader, Unit, read_blocks
 from mxconvert.verify.report import Check, Collector, ErrorSummary
 from mxconvert.verify.structure import BLOCK_SIZE
 
@@ -46,7 +46,7 @@ class ErrorCheck:
         limit: Largest relative RMSE of a tensor that passes.
     """
 
-    files: Descriptors
+    files: ArtifactReader
     reader: SourceReader
     backend: Backend
     collector: Collector

@@ -7,7 +7,6 @@ artifact. Tensors go through in pieces of whole blocks; a large one is never in 
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,13 +70,14 @@ def units_of(records: Iterable[TensorRecord]) -> Iterator[Unit]:
         yield Unit((codes,))
 
 
-class Descriptors:
-    """Open files of the artifact, shared by the threads that compare its tensors."""
+class ArtifactReader:
+    """Ranges of the artifact's files; may be shared between threads.
+
+    A file is opened for each range, so that no number of files exhausts descriptors.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from a file of the artifact.
@@ -85,22 +85,16 @@ class Descriptors:
         Raises:
             OSError: It cannot be read, or ends early.
         """
-        with self._lock:
-            if path not in self._open:
-                self._open[path] = self._folder.open(path)
-            fd = self._open[path]
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(fd, [buffer[done:]], offset + done)
-            if count == 0:
-                raise OSError(0, f"it ends at byte {offset + done}")
-            done += count
-
-    def close(self) -> None:
-        """Close every file."""
-        for fd in self._open.values():
+        fd = self._folder.open(path)
+        try:
+            done = 0
+            while done < len(buffer):
+                count = os.preadv(fd, [buffer[done:]], offset + done)
+                if count == 0:
+                    raise OSError(0, f"it ends at byte {offset + done}")
+                done += count
+        finally:
             os.close(fd)
-        self._open.clear()
 
 
 class NumericCheck:
@@ -109,7 +103,7 @@ class NumericCheck:
     def __init__(
         self,
         *,
-        files: Descriptors,
+        files: ArtifactReader,
         checkpoint: Checkpoint,
         reader: SourceReader,
         quantizer: Quantizer | None,
@@ -257,7 +251,7 @@ class NumericCheck:
 
 
 def read_blocks(
-    files: Descriptors, records: Sequence[TensorRecord], first: int, count: int
+    files: ArtifactReader, records: Sequence[TensorRecord], first: int, count: int
 ) -> tuple[bytearray, bytearray]:
     """Return codes and scales of ``count`` blocks of a weight.
 

@@ -12,7 +12,7 @@ from mxconvert.manifest import SourceRecord, TensorRecord, source_identity
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.source import SourceReader, open_checkpoint
 from mxconvert.verify.measure import ErrorCheck
-from mxconvert.verify.numeric import ITEM_SIZES, Descriptors, NumericCheck, Unit, units_of
+from mxconvert.verify.numeric import ITEM_SIZES, ArtifactReader, NumericCheck, Unit, units_of
 from mxconvert.verify.options import WHOLE_SOURCE_LIMIT, Sample
 from mxconvert.verify.report import Check, Collector
 from mxconvert.verify.structure import BLOCK_SIZE, PACKED, SCALE, WEIGHT
@@ -159,8 +159,7 @@ class SourceRun:
     def _checks(
         self, stack: ExitStack, checkpoint: Checkpoint, quantizer: Quantizer | None
     ) -> tuple[NumericCheck, ErrorCheck]:
-        files = Descriptors(self.folder)
-        stack.callback(files.close)
+        files = ArtifactReader(self.folder)
         reader = stack.enter_context(SourceReader(checkpoint.root, checkpoint.files))
         measure = ErrorCheck(
             files,

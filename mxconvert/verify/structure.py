@@ -44,7 +44,8 @@ def read_header(folder: Folder, path: str, collector: Collector) -> list[TensorI
         tensors = st.parse_header(raw, path, size)
         metadata = st.read_metadata(raw, path)
     except SourceError as error:
-        collector.fail(Check.STRUCTURE, error.code, error.message, path=path)
+        code = "bad-header" if error.code == "source" else error.code
+        collector.fail(Check.STRUCTURE, code, error.message, path=path)
         return None
     except OSError as error:
         message = f"{path}: cannot be read: {error.strerror}"
