@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import LocalError, UsageError, VerificationError
 from mxconvert.events import Notice
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, parse_manifest
+from mxconvert.manifest.loadable import may_be_loaded
 from mxconvert.pipeline.journal import JOURNAL_FOLDER
 from mxconvert.writer import PARTIAL_SUFFIX, remove_quietly
 from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from mxconvert.events import Reporter
 
 _SHOWN = 8
 _MARGIN = 64 * 1024 * 1024  # documents, journal, file system overhead
-
-# What a loader would read if it were left over from another model.
-_READ_BY_LOADERS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".jinja", ".py", ".model",
-    ".tiktoken", "merges.txt", "vocab.txt",
-)  # fmt: skip
 
 
 def check_destination(source: Path, target: Path) -> None:
@@ -36,9 +31,9 @@ def check_destination(source: Path, target: Path) -> None:
         LocalError: Its parent is missing, or it is not writable.
     """
     real_source, real = source.resolve(), target.resolve()
-    if real == real_source:
+    if real == real_source or _is_same(real, real_source):
         raise UsageError(f"{target}: the output folder is the source", hint="choose another one")
-    if real.is_relative_to(real_source) or real_source.is_relative_to(real):
+    if _lies_within(real, real_source) or _lies_within(real_source, real):
         raise UsageError(
             f"{target}: the output folder and the source {source} lie within each other",
             hint="choose a folder beside the source",
@@ -50,6 +45,18 @@ def check_destination(source: Path, target: Path) -> None:
             f"{target}: the parent folder {real.parent} does not exist",
             hint=f"mkdir -p {real.parent}",
         )
+
+
+def _lies_within(inner: Path, outer: Path) -> bool:
+    return any(parent == outer or _is_same(parent, outer) for parent in inner.parents)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether two paths are one folder; sees through bind mounts."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def make_folder(target: Path) -> None:
@@ -75,24 +82,48 @@ def _walk(target: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(target):
         if Path(folder) == target and JOURNAL_FOLDER in folders:
             folders.remove(JOURNAL_FOLDER)
-        for name in files:
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in (*files, *links):
             yield Path(folder, name).relative_to(target).as_posix()
 
 
-def refuse_leftovers(target: Path) -> None:
-    """Refuse a folder with contents of unknown origin.
+def refuse_leftovers(target: Path, what: str = "") -> None:
+    """Refuse a folder with contents of another origin; ``what`` says which, if known.
 
     Raises:
         UsageError: Listing what is there.
     """
     found = leftovers(target)
     if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise UsageError(
-            f"{target}: is not empty: {', '.join(found[:_SHOWN])}{more}",
+            f"{target}: is not empty: {_some(found)}" + (f" ({what})" if what else ""),
             hint="choose another folder, or pass --overwrite to replace the model files in it",
             code="destination-occupied",
         )
+
+
+def refuse_strangers(target: Path, expected: Collection[str]) -> None:
+    """Refuse to go on beside files that are not this model's and that a loader would read.
+
+    Raises:
+        UsageError: Listing them.
+    """
+    found = [
+        name
+        for name in leftovers(target)
+        if name not in expected and _is_model_file(name) and not name.endswith(PARTIAL_SUFFIX)
+    ]
+    if found:
+        raise UsageError(
+            f"{target}: files that do not belong to this model: {_some(found)}",
+            hint="move them elsewhere, or pass --overwrite to remove them and start over",
+            code="destination-occupied",
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def clear(target: Path, report: Reporter) -> None:
@@ -113,23 +144,21 @@ def clear(target: Path, report: Reporter) -> None:
     except OSError as error:
         raise local_error(error, target / str(error.filename)) from error
     kept = sorted(set(found) - set(doomed))
-    if kept:
-        report(
-            Notice(
-                severity="info",
-                code="kept-files",
-                message=f"{target}: left alone: {', '.join(kept[:_SHOWN])}"
-                + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""),
-            )
-        )
+    for code, label, names in (("removed", "removed", doomed), ("kept-files", "left alone", kept)):
+        if names:
+            message = f"{target}: {label}: {_some(names)}"
+            report(Notice(severity="info", code=code, message=message))
 
 
 def _is_model_file(name: str) -> bool:
-    base = name.rpartition("/")[2]
-    if base.startswith("."):
+    parts = name.split("/")
+    if any(part.startswith(".") for part in parts):
         return False
-    return base in {MANIFEST_NAME, TENSORS_NAME} or base.endswith(
-        (*_READ_BY_LOADERS, PARTIAL_SUFFIX)
+    base = parts[-1]
+    return (
+        base.startswith((MANIFEST_NAME, TENSORS_NAME))
+        or base.endswith(PARTIAL_SUFFIX)
+        or may_be_loaded(base)
     )
 
 

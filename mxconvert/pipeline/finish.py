@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 CARD_NAME = "README.md"
 INDEX_NAME = "model.safetensors.index.json"
+DOCUMENT_NAMES = (CONFIG_NAME, CARD_NAME, INDEX_NAME, TENSORS_NAME, MANIFEST_NAME)
+"""What every artifact holds beside weights and sidecars."""
 
 
 def finish_artifact(
@@ -90,19 +92,28 @@ def _sidecar_entries(checkpoint: Checkpoint, target: Path) -> Iterator[FileEntry
 def _document_entries(
     checkpoint: Checkpoint, plan: Plan, target: Path, report: Reporter
 ) -> Iterator[FileEntry]:
-    config, notices = config_json(checkpoint.config, plan)
+    made, notices = documents(checkpoint, plan)
     for code, message in notices:
         report(Notice(severity="warning", code=code, message=message))
-    digest = write_file(target / CONFIG_NAME, config)
-    yield FileEntry.from_digest(CONFIG_NAME, FileRole.CONFIG, digest)
+    for name, data in made.items():
+        role = FileRole.CONFIG if name == CONFIG_NAME else FileRole.SIDECAR
+        yield FileEntry.from_digest(name, role, write_file(target / name, data))
+
+
+def documents(checkpoint: Checkpoint, plan: Plan) -> tuple[dict[str, bytes], list[tuple[str, str]]]:
+    """Return config and card by name, and the notices that come with them.
+
+    Raises:
+        SourceError: The source's card is gone.
+    """
+    config, notices = config_json(checkpoint.config, plan)
     card = model_card(
         _source_card(checkpoint),
         plan,
         version=__version__,
         base_model=plan.options.base_model,
     )
-    digest = write_file(target / CARD_NAME, card)
-    yield FileEntry.from_digest(CARD_NAME, FileRole.SIDECAR, digest)
+    return {CONFIG_NAME: config, CARD_NAME: card}, list(notices)
 
 
 def _source_card(checkpoint: Checkpoint) -> str | None:

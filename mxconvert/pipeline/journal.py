@@ -9,18 +9,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mxconvert import __version__
+from mxconvert import __version__, failpoints
 from mxconvert.digest import ChunkDigest, FileDigest
 from mxconvert.errors import LocalError, UsageError
 from mxconvert.pipeline.job import FileResult
+from mxconvert.pipeline.lock import LOCK_NAME
 from mxconvert.plan import plan_digest
-from mxconvert.writer import write_file
+from mxconvert.writer import remove_quietly, write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,8 +124,18 @@ class Journal:
         shutil.rmtree(self.folder / _FILES, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove the journal and everything in it, the lock included."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove everything but the lock."""
+        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        failpoints.hit("journal.removing")
+        shutil.rmtree(self.folder / _FILES, ignore_errors=True)
+        for path in self.folder.glob("*"):
+            if path.name != LOCK_NAME:
+                remove_quietly(path)
+
+    def remove_folder(self) -> None:
+        """Remove the journal's folder if nothing is left in it."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _record_path(self, file: OutputFile) -> Path:
         return self.folder / _FILES / (file.name.replace("/", os.sep) + ".json")

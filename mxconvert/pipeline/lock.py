@@ -62,6 +62,7 @@ class Lock:
         self._holder = Holder(
             os.getpid(), socket.gethostname(), int(time.time()), _ticks(os.getpid())
         )
+        self._text = json.dumps(asdict(self._holder))
 
     def acquire(self, report: Reporter, *, break_lock: bool = False) -> None:
         """Take the lock or fail at once.
@@ -75,7 +76,6 @@ class Lock:
         """
         mine = self._path.with_name(f"{LOCK_NAME}.{self._holder.host}.{self._holder.pid}")
         try:
-            mine.write_text(json.dumps(asdict(self._holder)), encoding="utf-8")
             while not self._try_link(mine):
                 self._make_way(report, break_lock=break_lock)
         except OSError as error:
@@ -85,21 +85,24 @@ class Lock:
                 mine.unlink(missing_ok=True)
 
     def _try_link(self, mine: Path) -> bool:
+        # A run that ends removes the folder: what was written here may be gone again.
+        self._path.parent.mkdir(exist_ok=True)
         try:
+            mine.write_text(self._text, encoding="utf-8")
             os.link(mine, self._path)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):
             return False
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-            return self._try_create(mine.read_bytes())
+            return self._try_create()
         return True
 
-    def _try_create(self, content: bytes) -> bool:
+    def _try_create(self) -> bool:
         """Take the lock where the file system has no hard links."""
         try:
-            with self._path.open("xb") as file:
-                file.write(content)
+            with self._path.open("x", encoding="utf-8") as file:
+                file.write(self._text)
         except FileExistsError:
             return False
         return True
@@ -138,9 +141,10 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Give the lock up."""
+        """Give the lock up, unless somebody has broken it meanwhile."""
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            if self._path.read_text(encoding="utf-8") == self._text:
+                self._path.unlink()
 
 
 def _parse(raw: str) -> Holder | None:

@@ -23,19 +23,33 @@ def recheck_sources(finished: Iterable[OutputFile], journal: Journal, reader: So
     Raises:
         SourceError: A tensor has changed since; names it.
     """
-    buffer = memoryview(bytearray(_PIECE))
     for file in finished:
         expected = journal.load(file).sources
-        for item in file.items:
-            found = _digest(item.source, reader, buffer)
-            if found != expected[item.source.name]:
-                raise SourceError(
-                    f"{item.source.file}: tensor {item.source.name!r} has changed since "
-                    f"{file.name} was made from it: XXH3-128 was {expected[item.source.name]}, "
-                    f"is {found}",
-                    hint="pass --overwrite to start over from the changed source",
-                    code="source-changed",
-                )
+        compare_sources(
+            ((item.source, file.name, expected[item.source.name]) for item in file.items), reader
+        )
+
+
+def compare_sources(expected: Iterable[tuple[TensorInfo, str, str]], reader: SourceReader) -> None:
+    """Compare source tensors with what an output file was made from.
+
+    Args:
+        expected: Tensor, name of the output file, XXH3-128 of the tensor at that time.
+        reader: Of the source.
+
+    Raises:
+        SourceError: A tensor has changed since; names it.
+    """
+    buffer = memoryview(bytearray(_PIECE))
+    for tensor, made, digest in expected:
+        found = _digest(tensor, reader, buffer)
+        if found != digest:
+            raise SourceError(
+                f"{tensor.file}: tensor {tensor.name!r} has changed since {made} was made from "
+                f"it: XXH3-128 was {digest}, is {found}",
+                hint="pass --overwrite to start over from the changed source",
+                code="source-changed",
+            )
 
 
 def _digest(tensor: TensorInfo, reader: SourceReader, buffer: memoryview) -> str:

@@ -7,20 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.errors import PartialError, SourceError, UsageError, VerificationError
+from mxconvert.errors import MxConvertError, PartialError, SourceError, UsageError
 from mxconvert.events import Notice, Started
-from mxconvert.manifest import (
-    GENERATOR,
-    MANIFEST_NAME,
-    Manifest,
-    artifact_id,
-    options_json,
-    parse_manifest,
-    source_identity,
-)
 from mxconvert.pipeline import destination
+from mxconvert.pipeline.complete import find_artifact
 from mxconvert.pipeline.engine import Engine
-from mxconvert.pipeline.finish import finish_artifact
+from mxconvert.pipeline.finish import DOCUMENT_NAMES, finish_artifact
 from mxconvert.pipeline.journal import Journal
 from mxconvert.pipeline.lock import Lock
 from mxconvert.pipeline.pieces import PIECE_SIZE, largest_scales
@@ -40,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mxconvert.errors import MxConvertError
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, OutputFile, Plan
 
@@ -108,21 +99,28 @@ def quantize_checkpoint(
         Interrupted: ``stop`` was set.
     """
     destination.check_destination(checkpoint.root, target)
+    _check_only(plan, options.only)
     run = _Run(checkpoint, plan, target, options, report)
-    done = run.complete_already()
-    if done is not None:
-        report(Notice(severity="info", code="complete", message=f"{target}: complete already"))
-        run.journal.remove()
-        return run.result(done, made=(), kept=len(plan.files))
+    if not run.journal.folder.exists():
+        done = run.complete_already()
+        if done is not None:
+            return done
     destination.make_folder(target)
     lock = Lock(run.journal.folder)
     lock.acquire(report, break_lock=options.break_lock)
     try:
-        return run(stop or StopToken())
+        # Another run may have ended here meanwhile, or been killed just before its end.
+        return run.complete_already() or run(stop or StopToken())
+    except MxConvertError as error:
+        if options.overwrite and error.hint:
+            again = "the same command again"
+            error.hint = error.hint.replace(again, f"{again} without --overwrite")
+        raise
     finally:
-        lock.release()
         if not run.journal.exists:
             run.journal.remove()
+        lock.release()
+        run.journal.remove_folder()
 
 
 class _Run:
@@ -144,6 +142,7 @@ class _Run:
         self._started = time.monotonic()
         self._budget: Budget | None = None
         self._backend = "none"
+        self._another = ""
         self.journal = Journal(target)
 
     def __call__(self, stop: StopToken) -> RunResult:
@@ -171,10 +170,20 @@ class _Run:
         if self._options.overwrite:
             self.journal.discard()
             destination.clear(self._target, self._report)
-        elif not self.journal.exists:
-            destination.refuse_leftovers(self._target)
+        elif self.journal.exists:
+            destination.refuse_strangers(self._target, self._names())
+        else:
+            destination.refuse_leftovers(self._target, self._another)
         self.journal.open(self._plan, self._checkpoint)
         destination.remove_partials(self._target)
+
+    def _names(self) -> set[str]:
+        """Return every file name that the artifact will have."""
+        return {
+            *(file.name for file in self._plan.files),
+            *(sidecar.path for sidecar in self._checkpoint.sidecars),
+            *DOCUMENT_NAMES,
+        }
 
     def _engine(self, to_make: list[OutputFile], reader: SourceReader) -> Engine:
         backend = load_backend(self._options.backend)
@@ -192,26 +201,24 @@ class _Run:
             report=self._report,
         )
 
-    def complete_already(self) -> str | None:
-        """Return the id of the artifact in the target if it is the very one to be made."""
-        path = self._target / MANIFEST_NAME
-        if self._options.overwrite or not path.is_file():
+    def complete_already(self) -> RunResult | None:
+        """Return the result if the target holds the very artifact that is to be made."""
+        if self._options.overwrite:
             return None
-        try:
-            raw = path.read_bytes()
-            manifest = parse_manifest(raw, str(path))
-        except (OSError, VerificationError):
-            return None
-        return artifact_id(raw) if self._is_same(manifest) else None
-
-    def _is_same(self, manifest: Manifest) -> bool:
-        identity = source_identity(self._checkpoint.files, len(self._checkpoint.tensors))
-        return (
-            manifest.generator == GENERATOR
-            and manifest.source == identity
-            and dict(manifest.options) == options_json(self._plan.options)
-            and all(_has_size(self._target / entry.path, entry.size) for entry in manifest.files)
+        found = find_artifact(
+            self._checkpoint,
+            self._plan,
+            self._target,
+            self._report,
+            recheck=self._options.recheck,
         )
+        if found is None or found.artifact is None:
+            self._another = "; ".join(found.differences) if found else ""
+            return None
+        message = f"{self._target}: complete already"
+        self._report(Notice(severity="info", code="complete", message=message))
+        self.journal.remove()
+        return self.result(found.artifact, made=(), kept=len(self._plan.files))
 
     def result(self, artifact: str | None, *, made: Sequence[OutputFile], kept: int) -> RunResult:
         """Return what the run did."""
@@ -228,15 +235,18 @@ class _Run:
         )
 
 
-def _to_make(plan: Plan, finished: list[OutputFile], only: tuple[str, ...]) -> list[OutputFile]:
-    done = {file.name for file in finished}
-    wanted = [file for file in plan.files if file.name not in done]
+def _check_only(plan: Plan, only: tuple[str, ...]) -> None:
     for pattern in only:
         if not any(fnmatch.fnmatchcase(file.name, pattern) for file in plan.files):
             raise UsageError(
                 f"--only {pattern!r} matches none of the {len(plan.files)} output files",
                 hint="`mxconvert plan SRC` lists them",
             )
+
+
+def _to_make(plan: Plan, finished: list[OutputFile], only: tuple[str, ...]) -> list[OutputFile]:
+    done = {file.name for file in finished}
+    wanted = [file for file in plan.files if file.name not in done]
     if only:
         wanted = [f for f in wanted if any(fnmatch.fnmatchcase(f.name, p) for p in only)]
     return wanted
@@ -266,10 +276,3 @@ def _summary(failed: list[tuple[OutputFile, MxConvertError]], total: int) -> MxC
     return PartialError(
         message, hint="mend the cause and run the same command again: finished files are kept"
     )
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.lstat().st_size == size
-    except OSError:
-        return False
