@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mxconvert.errors import LocalError, SourceError
+from mxconvert.errors import LocalError, SourceError, brief
 from mxconvert.model import Checkpoint, Sidecar, Skipped, SourceFile, TensorInfo
 from mxconvert.source.index import ShardIndex, load_index, load_json
 from mxconvert.source.listing import CONFIG_NAME, Listing, list_folder, refuse_lookalikes
@@ -70,7 +70,6 @@ def _load_config(listing: Listing) -> dict[str, Any]:
             hint="point at the folder that holds config.json and the weights",
             code="no-config",
         )
-    refuse_lfs_pointer(_head(listing, CONFIG_NAME), CONFIG_NAME)
     config = load_json(listing, CONFIG_NAME)
     if not isinstance(config, dict):
         raise SourceError(f"config.json: a JSON {type(config).__name__}, expected an object")
@@ -93,7 +92,7 @@ def _without_index(listing: Listing, config: dict[str, Any]) -> Checkpoint:
             other = owners.setdefault(tensor.name, tensor)
             if other is not tensor:
                 raise SourceError(
-                    f"tensor {tensor.name!r} is in {other.file} and in {tensor.file}, and no "
+                    f"tensor {brief(tensor.name)} is in {other.file} and in {tensor.file}, and no "
                     "index says which one counts",
                     hint="remove the files that do not belong to the model, or add its "
                     "model.safetensors.index.json",
@@ -182,9 +181,9 @@ def _resolve(index: ShardIndex, stored: dict[str, list[TensorInfo]]) -> dict[str
         if match is not None:
             chosen[name] = match
         elif copies:
-            wrong.append(f"{name!r} is stored in {copies[0].file}, the index says {file}")
+            wrong.append(f"{brief(name)} is stored in {copies[0].file}, the index says {file}")
         else:
-            wrong.append(f"{name!r} is in no shard, the index says {file}")
+            wrong.append(f"{brief(name)} is in no shard, the index says {file}")
     if wrong:
         raise SourceError(
             f"{index.path} disagrees with the shards about {len(wrong)} tensors: "
@@ -204,7 +203,7 @@ def _check_total_size(index: ShardIndex, chosen: dict[str, TensorInfo]) -> list[
         (
             "index-total-size",
             (
-                f"{index.path}: metadata.total_size is {index.total_size!r}, the tensors have "
+                f"{index.path}: metadata.total_size is {brief(index.total_size)}, the tensors have "
                 f"{actual} bytes; the output's index is written anew"
             ),
         )

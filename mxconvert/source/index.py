@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mxconvert.errors import LocalError, SourceError
+from mxconvert.errors import LocalError, SourceError, brief
+from mxconvert.safetensors_format import unique_keys
+from mxconvert.source.shards import refuse_lfs_pointer
 
 if TYPE_CHECKING:
     from mxconvert.source.listing import Listing
@@ -24,17 +26,18 @@ class ShardIndex:
     total_size: object
 
 
-def load_json(listing: Listing, name: str) -> Any:
-    """Parse a JSON file of the folder.
+def load_json(listing: Listing, name: str, *, unique: bool = False) -> Any:
+    """Parse a JSON file of the folder; ``unique`` refuses an object with a key twice.
 
     Raises:
-        SourceError: Not UTF-8 JSON, or it begins with a byte order mark.
+        SourceError: A Git LFS pointer, not UTF-8 JSON, a byte order mark, a key twice.
         LocalError: The file cannot be read.
     """
     try:
         raw = listing.path(name).read_bytes()
     except OSError as error:
         raise LocalError(f"{listing.path(name)}: {error.strerror}") from error
+    refuse_lfs_pointer(raw, name)
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise SourceError(
             f"{name}: begins with a byte order mark ({raw[:3].hex(' ')}), expected plain UTF-8",
@@ -42,10 +45,10 @@ def load_json(listing: Listing, name: str) -> Any:
             code="byte-order-mark",
         )
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys if unique else None)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise SourceError(
-            f"{name}: not UTF-8 JSON: {error}", hint="fetch the file again"
+            f"{name}: no valid UTF-8 JSON: {error}", hint="fetch the file again"
         ) from error
 
 
@@ -64,7 +67,7 @@ def load_index(listing: Listing) -> ShardIndex | None:
             f"several indexes: {', '.join(top)}", hint=f"keep one, named {DEFAULT_INDEX}"
         )
     path = DEFAULT_INDEX if DEFAULT_INDEX in top else top[0]
-    document = load_json(listing, path)
+    document = load_json(listing, path, unique=True)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError(f"{path}: has no weight_map object", hint="fetch the index again")
@@ -79,7 +82,7 @@ def _check_entry(path: str, tensor: str, file: object) -> None:
     if isinstance(file, str) and is_safe_name(file):
         return
     raise SourceError(
-        f"{path}: tensor {tensor!r} is mapped to {file!r}, "
+        f"{path}: tensor {brief(tensor)} is mapped to {brief(file)}, "
         "expected the relative path of a file in this folder",
         hint="nothing outside the folder is read; correct the index",
         code="unsafe-path",

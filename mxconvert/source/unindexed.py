@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, brief
 from mxconvert.model import Skipped, SourceFile, TensorInfo
 from mxconvert.source.shards import read_header
 
@@ -123,8 +123,8 @@ class _Decisions:
         other = self._tensors.setdefault(tensor.name, tensor)
         if other is not tensor:
             raise SourceError(
-                f"tensor {tensor.name!r} is in {other.file} and in {tensor.file}, and the index "
-                "names neither",
+                f"tensor {brief(tensor.name)} is in {other.file} and in {tensor.file}, and the "
+                "index names neither",
                 hint="remove the file that does not belong to the model",
                 code="ambiguous-shards",
             )
