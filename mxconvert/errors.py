@@ -6,7 +6,18 @@ The status numbers are part of the command line's contract, see
 
 from __future__ import annotations
 
+import reprlib
 from enum import IntEnum
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxlong = 40
+_SHORT.maxlevel = 3
+
+
+def brief(value: object) -> str:
+    """Return ``repr(value)``, shortened where it would fill a message: input can be anything."""
+    return _SHORT.repr(value)
 
 
 class ExitStatus(IntEnum):

@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, brief
 from mxconvert.model import OutputTensor, TensorInfo
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 HEADER_LIMIT = 100_000_000
 """Largest JSON header that the safetensors library opens."""
+
+MAX_RANK = 64
+"""Most dimensions a tensor may have, as in torch."""
 
 PREFIX_SIZE = 8
 METADATA_KEY = "__metadata__"
@@ -153,18 +156,26 @@ def read_metadata(raw: bytes, file: str) -> dict[str, str]:
     return dict(metadata or {})
 
 
-def _load_object(raw: bytes, file: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            double, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-            raise SourceError(f"{file}: the header has the key {double!r} twice", hint=_REPAIR)
-        return result
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of a JSON parser's pairs (``object_pairs_hook``).
 
+    Raises:
+        ValueError: A key is there twice; parsers would silently take the last one.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        double, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {brief(double)} is there twice")
+    return result
+
+
+def _load_object(raw: bytes, file: str) -> dict[str, Any]:
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise SourceError(f"{file}: the header is not UTF-8 JSON: {error}", hint=_REPAIR) from error
+        raise SourceError(
+            f"{file}: the header is no valid UTF-8 JSON: {error}", hint=_REPAIR
+        ) from error
     if not isinstance(document, dict):
         raise SourceError(
             f"{file}: the header is a JSON {type(document).__name__}, expected an object",
@@ -181,7 +192,7 @@ def _check_metadata(metadata: object, file: str) -> None:
     for key, value in metadata.items():
         if not isinstance(value, str):
             raise SourceError(
-                f"{file}: {METADATA_KEY} key {key!r} holds {value!r}, expected a string",
+                f"{file}: {METADATA_KEY} key {brief(key)} holds {brief(value)}, expected a string",
                 hint=_REPAIR,
             )
 
@@ -196,12 +207,16 @@ def is_utf8(text: str) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_RANK and all(map(_is_count, value))
 
 
 def _parse_entry(name: str, entry: object, file: str, base: int) -> TensorInfo:
     def bad(what: str) -> SourceError:
-        return SourceError(f"{file}: tensor {name!r}: {what}", hint=_REPAIR, code="bad-header")
+        return SourceError(f"{file}: tensor {brief(name)}: {what}", hint=_REPAIR, code="bad-header")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise bad("expected exactly dtype, shape and data_offsets")
@@ -209,21 +224,22 @@ def _parse_entry(name: str, entry: object, file: str, base: int) -> TensorInfo:
         raise bad("the name is not valid Unicode")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise bad(f"unknown dtype {dtype!r}; known: {', '.join(DTYPE_BITS)}")
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise bad(f"shape {shape!r} is not a list of non-negative integers")
+        raise bad(f"unknown dtype {brief(dtype)}; known: {', '.join(DTYPE_BITS)}")
+    if not _is_shape(shape):
+        raise bad(f"shape {brief(shape)} is not a list of at most {MAX_RANK} whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):  # noqa: PLR2004
-        raise bad(f"data_offsets {offsets!r} are not two non-negative integers")
+        raise bad(f"data_offsets {brief(offsets)} are not two non-negative integers")
     begin, end = offsets
     if begin > end:
         raise bad(f"data_offsets begin at {begin}, after their end at {end}")
     try:
         size = tensor_size(dtype, shape)
     except ValueError as error:
-        raise bad(f"dtype {dtype}, shape {shape}: {error}") from error
+        raise bad(f"dtype {dtype}, shape {brief(shape)}: {error}") from error
     if size != end - begin:
         raise bad(
-            f"dtype {dtype}, shape {shape} need {size} bytes, data_offsets span {end - begin}"
+            f"dtype {dtype}, shape {brief(shape)} need {brief(size)} bytes, "
+            f"data_offsets span {end - begin}"
         )
     return TensorInfo(name, sys.intern(dtype), tuple(shape), file, base + begin, size)
 
@@ -233,14 +249,15 @@ def _check_coverage(tensors: list[TensorInfo], file: str, base: int, file_size: 
     for tensor in tensors:
         if tensor.offset < end:
             raise SourceError(
-                f"{file}: tensors {previous!r} and {tensor.name!r} overlap: the first ends at byte "
-                f"{end - base} of the data, the second begins at {tensor.offset - base}",
+                f"{file}: tensors {brief(previous)} and {brief(tensor.name)} overlap: "
+                f"the first ends at byte {end - base} of the data, the second begins at "
+                f"{tensor.offset - base}",
                 hint=_REPAIR,
                 code="overlapping-tensors",
             )
         if tensor.offset > end:
             raise SourceError(
-                f"{file}: {tensor.offset - end} bytes before tensor {tensor.name!r} "
+                f"{file}: {tensor.offset - end} bytes before tensor {brief(tensor.name)} "
                 "belong to no tensor",
                 hint=_REPAIR,
                 code="hole",
@@ -250,7 +267,7 @@ def _check_coverage(tensors: list[TensorInfo], file: str, base: int, file_size: 
     if end > file_size:
         raise SourceError(
             f"{file}: truncated: {file_size} bytes found, its header needs {end} "
-            f"(tensor {previous!r} ends there)",
+            f"(tensor {brief(previous)} ends there)",
             hint=_REPAIR,
             code="truncated-shard",
         )

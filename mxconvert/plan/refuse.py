@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, brief
 from mxconvert.model import Options, Scope, TensorInfo
 from mxconvert.patterns import WEIGHT_SUFFIX
 from mxconvert.recipes import Recipe, Role, Slot, model_type, recipe_names, text_config
@@ -63,7 +63,7 @@ def _declared_scheme(config: Mapping[str, Any]) -> str | None:
                 detail = declared.get("format") or declared.get("fmt") or declared.get("bits")
                 return f"{key} {method}" + (f" ({detail})" if detail else "")
             if declared is not None:
-                return f"{key} {declared!r}"
+                return f"{key} {brief(declared)}"
     return None
 
 
@@ -103,7 +103,7 @@ def refuse_unrecognised(
 def unknown_family(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> SourceError:
     """Return the error for a Mixture-of-Experts model of no known family."""
     return _unrecognised(
-        tensors.values(), f"model_type {model_type(config)!r} is of no known family", config
+        tensors.values(), f"model_type {brief(model_type(config))} is of no known family", config
     )
 
 
@@ -115,8 +115,8 @@ def _unrecognised(left: Iterable[TensorInfo], why: str, config: Mapping[str, Any
     return SourceError(
         f"unrecognised expert layout: {why}; {len(left)} tensors of {size} bytes would stay "
         f"unquantized, the largest: {shown}",
-        hint=f"model_type is {model_type(config)!r}; if the names are those of another family, "
-        f"pass --recipe {'|'.join(recipe_names())}",
+        hint=f"model_type is {brief(model_type(config))}; if the names are those of another "
+        f"family, pass --recipe {'|'.join(recipe_names())}",
         code="unrecognised-layout",
     )
 

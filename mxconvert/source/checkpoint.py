@@ -65,9 +65,11 @@ def _some(names: list[str]) -> str:
 
 def _load_config(listing: Listing) -> dict[str, Any]:
     if CONFIG_NAME not in listing.sidecars:
+        snapshots = sorted((listing.root / "snapshots").glob("*"))
+        inside = f", for example {snapshots[0]}" if snapshots else ""
         raise SourceError(
             f"{listing.root}: no config.json",
-            hint="point at the folder that holds config.json and the weights",
+            hint=f"point at the folder that holds config.json and the weights{inside}",
             code="no-config",
         )
     config = load_json(listing, CONFIG_NAME)

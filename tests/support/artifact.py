@@ -86,8 +86,9 @@ def read_artifact(folder: Path | str) -> Artifact:
     """Read a whole artifact; a tensor stored twice is an error."""
     root = Path(folder)
     tensors: dict[str, Stored] = {}
-    for path in sorted(root.glob("*.safetensors")):
-        found = read_tensors(path)
+    for path in sorted(root.rglob("*.safetensors")):
+        file = path.relative_to(root).as_posix()
+        found = {n: t._replace(file=file) for n, t in read_tensors(path).items()}
         double = tensors.keys() & found.keys()
         assert not double, f"{path.name} stores again: {sorted(double)[:3]}"
         tensors |= found
