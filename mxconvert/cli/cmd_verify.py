@@ -144,7 +144,8 @@ def _print(report: VerifyReport, *, quiet: bool) -> None:
         print(f"note: {note.message}", file=sys.stderr)
     if quiet and report.ok:
         return
-    counts = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in report.counts.items())
+    shown = {name.replace("_", " "): value for name, value in report.counts.items() if value}
+    counts = ", ".join(f"{value} {name}" for name, value in shown.items())
     pairs = [
         ("result", "ok" if report.ok else f"FAILED, {len(report.findings)} findings"),
         ("artifact", report.artifact_id or "no manifest"),

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from mxconvert import __version__, failpoints
 from mxconvert.digest import ChunkDigest, FileDigest
@@ -138,7 +138,7 @@ class Journal:
             self.folder.rmdir()
 
     def _record_path(self, file: OutputFile) -> Path:
-        return self.folder / _FILES / (file.name.replace("/", os.sep) + ".json")
+        return self.folder / _FILES / (quote(file.name, safe="") + ".json")
 
 
 def describe(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:

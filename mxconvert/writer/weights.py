@@ -45,6 +45,7 @@ class WeightFileWriter:
             LocalError: The operating system refuses.
         """
         try:
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
             remove_quietly(self._partial)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._fd = os.open(self._partial, flags, _MODE)
