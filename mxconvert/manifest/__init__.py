@@ -4,7 +4,13 @@ The format is normative in ``docs/reference/manifest.md``. `build_manifest` and
 `encode_tensors` write it, `parse_manifest` and `iter_tensors` read it strictly.
 """
 
-from mxconvert.manifest.build import build_manifest, options_json, source_identity, tensor_records
+from mxconvert.manifest.build import (
+    GENERATOR,
+    build_manifest,
+    options_json,
+    source_identity,
+    tensor_records,
+)
 from mxconvert.manifest.codec import artifact_id, encode_manifest, parse_manifest
 from mxconvert.manifest.paths import (
     MANIFEST_NAME,
@@ -29,6 +35,7 @@ from mxconvert.manifest.records import (
 from mxconvert.manifest.tensors import TensorListWriter, encode_tensors, iter_tensors
 
 __all__ = [
+    "GENERATOR",
     "MANIFEST_NAME",
     "SCHEMA_VERSION",
     "TENSORS_NAME",
