@@ -19,6 +19,22 @@ if TYPE_CHECKING:
     from mxconvert.model import SourceFile
 
 
+_MAX_OPEN = 256
+"""Files held open; the usual limit of a process is 1024, and outputs need some too."""
+
+
+class _Handle:
+    """An open file that is closed when nobody reads from it any more."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class SourceReader:
     """Reads ranges of a checkpoint's files; may be shared between threads.
 
@@ -29,7 +45,7 @@ class SourceReader:
     def __init__(self, root: Path, files: Iterable[SourceFile]) -> None:
         self._root = root
         self._files = {file.path: file for file in files}
-        self._fds: dict[str, int] = {}
+        self._handles: dict[str, _Handle] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -41,9 +57,7 @@ class SourceReader:
     def close(self) -> None:
         """Close every open file."""
         with self._lock:
-            for fd in self._fds.values():
-                os.close(fd)
-            self._fds.clear()
+            self._handles.clear()
 
     def read_into(self, file: str, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` (bytes) from ``file`` at ``offset``.
@@ -52,14 +66,12 @@ class SourceReader:
             SourceError: The file ends early or is not the one seen in preflight.
             LocalError: The operating system reports a read error.
         """
-        fd = self._fds.get(file)
-        if fd is None:
-            fd = self._open(file)
+        handle = self._handles.get(file) or self._open(file)
         done = 0
         while done < len(buffer):
             try:
                 failpoints.hit("reader.read", file)
-                count = os.preadv(fd, [buffer[done:]], offset + done)
+                count = os.preadv(handle.fd, [buffer[done:]], offset + done)
             except OSError as error:
                 raise LocalError(
                     f"{self._root / file}: reading at byte {offset + done}: {error.strerror}",
@@ -83,20 +95,19 @@ class SourceReader:
                 raise _changed(name, error.strerror or "cannot be read") from error
             self._compare(name, info)
 
-    def _open(self, file: str) -> int:
+    def _open(self, file: str) -> _Handle:
         with self._lock:
-            if file not in self._fds:
-                try:
-                    fd = os.open(self._root / file, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise _changed(file, error.strerror or "cannot be opened") from error
-                try:
-                    self._compare(file, os.fstat(fd))
-                except SourceError:
-                    os.close(fd)
-                    raise
-                self._fds[file] = fd
-            return self._fds[file]
+            if file in self._handles:
+                return self._handles[file]
+            try:
+                handle = _Handle(os.open(self._root / file, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError as error:
+                raise _changed(file, error.strerror or "cannot be opened") from error
+            self._compare(file, os.fstat(handle.fd))
+            if len(self._handles) >= _MAX_OPEN:
+                del self._handles[next(iter(self._handles))]  # the one opened first
+            self._handles[file] = handle
+            return handle
 
     def _compare(self, name: str, info: os.stat_result) -> None:
         expected = self._files[name]

@@ -1,0 +1,53 @@
+"""The reader of source files."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from mxconvert.model import SourceFile
+from mxconvert.source import SourceReader
+from mxconvert.source import reader as reader_module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def write_files(folder: Path, count: int) -> list[SourceFile]:
+    files = []
+    for number in range(count):
+        path = folder / f"{number}.bin"
+        path.write_bytes(bytes([number]) * 64)
+        info = path.stat()
+        files.append(
+            SourceFile(
+                path=path.name,
+                size=64,
+                header_sha256="",
+                mtime_ns=info.st_mtime_ns,
+                inode=info.st_ino,
+            )
+        )
+    return files
+
+
+def test_a_checkpoint_of_many_shards_needs_few_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects checkpoints of more shards than a process may open."""
+    monkeypatch.setattr(reader_module, "_MAX_OPEN", 4)
+    before = len(os.listdir("/proc/self/fd"))
+    with SourceReader(tmp_path, write_files(tmp_path, 50)) as reader:
+
+        def read(number: int) -> None:
+            buffer = memoryview(bytearray(16))
+            reader.read_into(f"{number % 50}.bin", 8, buffer)
+            assert bytes(buffer) == bytes([number % 50]) * 16
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(1000)))
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    assert len(os.listdir("/proc/self/fd")) == before
