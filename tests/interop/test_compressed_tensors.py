@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.xdist_group("interop"),
     pytest.mark.filterwarnings("default"),
 ]
 
