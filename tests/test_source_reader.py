@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxconvert.model import SourceFile
@@ -11,9 +11,11 @@ from mxconvert.source import SourceReader
 from mxconvert.source import reader as reader_module
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def write_files(folder: Path, count: int) -> list[SourceFile]:
@@ -39,7 +41,7 @@ def test_a_checkpoint_of_many_shards_needs_few_open_files(
 ) -> None:
     """Protects checkpoints of more shards than a process may open."""
     monkeypatch.setattr(reader_module, "_MAX_OPEN", 4)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with SourceReader(tmp_path, write_files(tmp_path, 50)) as reader:
 
         def read(number: int) -> None:
@@ -49,5 +51,5 @@ def test_a_checkpoint_of_many_shards_needs_few_open_files(
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(read, range(1000)))
-        assert len(os.listdir("/proc/self/fd")) <= before + 4
-    assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() <= before + 4
+    assert open_files() == before
