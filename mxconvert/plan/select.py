@@ -114,7 +114,7 @@ def _matching(patterns: Iterable[str], option: str, names: Iterable[str]) -> set
         if not hits:
             raise UsageError(
                 f"{option} {pattern!r} matches none of the {len(modules)} tensors",
-                hint="`mxconvert inspect SRC` lists the names; a regular expression "
+                hint="`mxconvert inspect SRC --tensors '*'` lists the names; a regular expression "
                 "starts with re: and is matched from the start of the name",
                 code="unmatched-pattern",
             )
