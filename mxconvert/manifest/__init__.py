@@ -17,6 +17,7 @@ from mxconvert.manifest.paths import (
     TENSORS_NAME,
     WORK_FOLDER,
     path_fault,
+    refuse_clashes,
     spelling_key,
 )
 from mxconvert.manifest.records import (
@@ -59,6 +60,7 @@ __all__ = [
     "options_json",
     "parse_manifest",
     "path_fault",
+    "refuse_clashes",
     "source_identity",
     "spelling_key",
     "tensor_records",

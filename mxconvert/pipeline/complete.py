@@ -20,7 +20,8 @@ from mxconvert.manifest import (
     source_identity,
 )
 from mxconvert.model import FileRole
-from mxconvert.pipeline.finish import CARD_NAME, CONFIG_NAME, documents
+from mxconvert.pipeline.finish import documents
+from mxconvert.pipeline.names import copied_sidecars
 from mxconvert.pipeline.recheck import compare_sources
 from mxconvert.source import SourceReader
 
@@ -114,11 +115,7 @@ def _changed_files(manifest: Manifest, checkpoint: Checkpoint, plan: Plan) -> It
     }
     made, _ = documents(checkpoint, plan)
     now = {path: hashlib.sha256(data).hexdigest() for path, data in made.items()}
-    now |= {
-        sidecar.path: sidecar.sha256
-        for sidecar in checkpoint.sidecars
-        if sidecar.path not in (CONFIG_NAME, CARD_NAME)
-    }
+    now |= {sidecar.path: sidecar.sha256 for sidecar in copied_sidecars(checkpoint)}
     for path in sorted(before.keys() | now.keys()):
         if before.get(path) != now.get(path):
             yield f"{path} has changed"

@@ -19,8 +19,16 @@ from mxconvert.manifest import (
     tensor_records,
 )
 from mxconvert.model import FileRole
+from mxconvert.pipeline.names import card_path, copied_sidecars
 from mxconvert.writer import copy_file, write_file
-from mxconvert.writer.documents import config_json, index_json, model_card
+from mxconvert.writer.documents import (
+    CARD_NAME,
+    CONFIG_NAME,
+    INDEX_NAME,
+    config_json,
+    index_json,
+    model_card,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +37,6 @@ if TYPE_CHECKING:
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, Plan
     from mxconvert.pipeline.journal import Journal
-
-CONFIG_NAME = "config.json"
-CARD_NAME = "README.md"
-INDEX_NAME = "model.safetensors.index.json"
-DOCUMENT_NAMES = (CONFIG_NAME, CARD_NAME, INDEX_NAME, TENSORS_NAME, MANIFEST_NAME)
-"""What every artifact holds beside weights and sidecars."""
 
 
 def finish_artifact(
@@ -82,9 +84,7 @@ def _weight_entries(plan: Plan, journal: Journal) -> Iterator[FileEntry]:
 
 
 def _sidecar_entries(checkpoint: Checkpoint, target: Path) -> Iterator[FileEntry]:
-    for sidecar in checkpoint.sidecars:
-        if sidecar.path in (CONFIG_NAME, CARD_NAME):
-            continue
+    for sidecar in copied_sidecars(checkpoint):
         digest = copy_file(checkpoint.root / sidecar.path, target / sidecar.path, sidecar.sha256)
         yield FileEntry.from_digest(sidecar.path, FileRole.SIDECAR, digest)
 
@@ -117,13 +117,14 @@ def documents(checkpoint: Checkpoint, plan: Plan) -> tuple[dict[str, bytes], lis
 
 
 def _source_card(checkpoint: Checkpoint) -> str | None:
-    if all(sidecar.path != CARD_NAME for sidecar in checkpoint.sidecars):
+    path = card_path(checkpoint)
+    if path is None:
         return None
     try:
-        return (checkpoint.root / CARD_NAME).read_text(encoding="utf-8", errors="replace")
+        return (checkpoint.root / path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise SourceError(
-            f"{checkpoint.root / CARD_NAME}: changed during the run: {error.strerror}",
+            f"{checkpoint.root / path}: changed during the run: {error.strerror}",
             code="source-changed",
         ) from error
 

@@ -12,9 +12,10 @@ from mxconvert.events import Notice, Started
 from mxconvert.pipeline import destination
 from mxconvert.pipeline.complete import find_artifact
 from mxconvert.pipeline.engine import Engine
-from mxconvert.pipeline.finish import DOCUMENT_NAMES, finish_artifact
+from mxconvert.pipeline.finish import finish_artifact
 from mxconvert.pipeline.journal import Journal
 from mxconvert.pipeline.lock import Lock
+from mxconvert.pipeline.names import DOCUMENT_NAMES, check_names, copied_sidecars
 from mxconvert.pipeline.pieces import PIECE_SIZE, largest_scales
 from mxconvert.pipeline.recheck import recheck_sources
 from mxconvert.pipeline.slots import (
@@ -99,6 +100,7 @@ def quantize_checkpoint(
         Interrupted: ``stop`` was set.
     """
     destination.check_destination(checkpoint.root, target)
+    check_names(checkpoint, plan)
     _check_only(plan, options.only)
     run = _Run(checkpoint, plan, target, options, report)
     if not run.journal.folder.exists():
@@ -170,18 +172,17 @@ class _Run:
         if self._options.overwrite:
             self.journal.discard()
             destination.clear(self._target, self._report)
-        elif self.journal.exists:
-            destination.refuse_strangers(self._target, self._names())
-        else:
+        elif not self.journal.exists:
             destination.refuse_leftovers(self._target, self._another)
         self.journal.open(self._plan, self._checkpoint)
         destination.remove_partials(self._target)
+        destination.refuse_strangers(self._target, self._names())
 
     def _names(self) -> set[str]:
         """Return every file name that the artifact will have."""
         return {
             *(file.name for file in self._plan.files),
-            *(sidecar.path for sidecar in self._checkpoint.sidecars),
+            *(sidecar.path for sidecar in copied_sidecars(self._checkpoint)),
             *DOCUMENT_NAMES,
         }
 

@@ -91,7 +91,7 @@ def _check_entry(path: str, tensor: str, file: object) -> None:
 
 def is_safe_name(name: str) -> bool:
     """Whether a relative path stays in its folder, in its one normal POSIX spelling."""
-    if not name or "\\" in name or "\0" in name or name[1:2] == ":":
+    if name in ("", ".") or "\\" in name or "\0" in name or name[1:2] == ":":
         return False
     pure = PurePosixPath(name)
     return not pure.is_absolute() and ".." not in pure.parts and pure.as_posix() == name
