@@ -1,7 +1,8 @@
 """Options and fixtures for all tests.
 
-Plain ``pytest`` runs the fast tier. ``--slow`` adds tests that take minutes, ``--interop``
-those that need torch and the libraries that read our output.
+Plain ``pytest`` runs the fast tier; ``--slow`` adds tests that take minutes. ``--interop``
+runs, instead of all others, those that need torch and the libraries that read our output:
+torch's memory and threads stay out of the other tests.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import Model, bf16_model
+from tests.support.runs import Reference, make_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,19 +21,22 @@ if TYPE_CHECKING:
 settings.register_profile("mxconvert", derandomize=True, deadline=None)
 settings.load_profile("mxconvert")
 
-TIERS = ("slow", "interop")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for tier in TIERS:
-        parser.addoption(f"--{tier}", action="store_true", help=f"also run tests marked {tier}")
+    parser.addoption("--slow", action="store_true", help="also run tests marked slow")
+    parser.addoption("--interop", action="store_true", help="run the tests marked interop only")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted, left = [], []
     for item in items:
-        for tier in TIERS:
-            if item.get_closest_marker(tier) and not config.getoption(f"--{tier}"):
-                item.add_marker(pytest.mark.skip(reason=f"needs --{tier}"))
+        interop = item.get_closest_marker("interop") is not None
+        (wanted if interop == config.getoption("--interop") else left).append(item)
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="needs --slow"))
+    if left:
+        items[:] = wanted
+        config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture
@@ -44,3 +49,9 @@ def model() -> Model:
 def shared_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """F-BF16 on disk, once for all tests of a worker: read it, never change it."""
     return bf16_model().write(tmp_path_factory.mktemp("shared") / "F-BF16")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """F-BF16 and what a run makes of it that nothing disturbs, once for all tests of a worker."""
+    return make_reference(bf16_model(), tmp_path_factory.mktemp("reference"))
