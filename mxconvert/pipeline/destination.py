@@ -108,11 +108,7 @@ def refuse_strangers(target: Path, expected: Collection[str]) -> None:
     Raises:
         UsageError: Listing them.
     """
-    found = [
-        name
-        for name in leftovers(target)
-        if name not in expected and _is_model_file(name) and not name.endswith(PARTIAL_SUFFIX)
-    ]
+    found = [name for name in leftovers(target) if name not in expected and _is_model_file(name)]
     if found:
         raise UsageError(
             f"{target}: files that do not belong to this model: {_some(found)}",

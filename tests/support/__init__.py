@@ -6,6 +6,7 @@
 * `artifact`: read what ``mxconvert quantize`` wrote, with the plain safetensors library.
 * `cli`: run ``python -m mxconvert`` in a process of its own.
 * `shell`: run the same command line in this process.
+* `runs`: stop and kill runs at named places, and compare what they left with a clean run.
 * `contract`: what holds for every conversion, and for every refusal.
 """
 

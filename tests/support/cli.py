@@ -70,14 +70,18 @@ class Running:
     """A command under way. Use as a context manager; leaving it ends the process."""
 
     def __init__(
-        self, args: tuple[str, ...], env: Mapping[str, str] | None, cwd: Path | None
+        self,
+        args: tuple[str, ...],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed on exit)
         self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed on exit)
         self._begin = time.monotonic()
         self._peak = (0, 0)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mxconvert", *args],
+            [*prefix, sys.executable, "-m", "mxconvert", *args],
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,
@@ -124,10 +128,13 @@ class Running:
 
 
 def start_cli(
-    *args: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    prefix: tuple[str, ...] = (),
 ) -> Running:
-    """Start ``python -m mxconvert ARGS`` and return at once (to signal or kill it)."""
-    return Running(tuple(map(str, args)), env, cwd)
+    """Start ``PREFIX python -m mxconvert ARGS`` and return at once (to signal or kill it)."""
+    return Running(tuple(map(str, args)), env, cwd, prefix)
 
 
 def run_cli(
@@ -135,12 +142,13 @@ def run_cli(
     env: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
     cwd: Path | None = None,
+    prefix: tuple[str, ...] = (),
 ) -> Result:
-    """Run ``python -m mxconvert ARGS`` to its end.
+    """Run ``PREFIX python -m mxconvert ARGS`` to its end.
 
     A process that died of a signal has the negative signal number as status.
     """
-    with start_cli(*args, env=env, cwd=cwd) as running:
+    with start_cli(*args, env=env, cwd=cwd, prefix=prefix) as running:
         return running.wait(timeout)
 
 
