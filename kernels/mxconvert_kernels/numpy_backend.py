@@ -202,7 +202,6 @@ def _move_to_least_error(
     """Step the floor exponents that lose to a neighbour, in place."""
     mantissa = amax & ((1 << mantissa_bits) - 1)
     may_rise = (mantissa > raise_gate(mantissa_bits)) & (floor < CAPPED_SCALE_BYTE - 1)
-    may_rise &= amax >= ELEMENT_EMAX << mantissa_bits
     may_fall = (mantissa <= lower_gate(mantissa_bits)) & (floor > 0)
     for may, step in ((may_rise, 1), (may_fall, -1)):
         rows = np.flatnonzero(may)

@@ -280,11 +280,21 @@ class Emitter:
         *,
         likely: bool | None = None,
     ) -> list[Value]:
-        """Run one of two ways to compute the same values; `likely` lays the code out."""
+        """Run one of two ways to compute the same values.
+
+        Args:
+            condition: Which way to go.
+            if_true: Emits the way taken if it holds.
+            if_false: Emits the other way.
+            likely: Whether it mostly holds, which lays the code out; None if that is a toss-up,
+                which keeps LLVM from splitting the condition into several such branches.
+        """
         arms = [self._function.append_basic_block(name) for name in ("yes", "no")]
         after = self._function.append_basic_block("joined")
         jump = self.builder.cbranch(condition.raw, *arms)
-        if likely is not None:
+        if likely is None:
+            jump.set_metadata("unpredictable", self.module.add_metadata([]))
+        else:
             jump.set_weights([1000, 1] if likely else [1, 1000])
         outcomes = []
         for arm, compute in zip(arms, (if_true, if_false), strict=True):

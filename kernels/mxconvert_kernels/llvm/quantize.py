@@ -112,19 +112,21 @@ class _Kernel:
             codes = result.codes.resize(I16) | _signs(bits)
             return [result.scale_byte, codes, constant(I64, 0)]
 
-        def not_finite() -> list[Value]:
+        def zero_or_not_finite() -> list[Value]:
             no_codes = constant(vector(I16, BLOCK_SIZE), 0)
-            return [constant(I32, NAN_SCALE_BYTE), no_codes, constant(I64, 1)]
+            is_zero = amax.compare("==", 0)
+            scale_byte = is_zero.select(constant(I32, 0), NAN_SCALE_BYTE)
+            return [scale_byte, no_codes, is_zero.select(constant(I64, 0), 1)]
 
-        def finite_or_not() -> list[Value]:
-            is_finite = amax.compare("u<", self.layout.infinity)
-            return self.emitter.branch(is_finite, finite, not_finite, likely=True)
+        def any_block() -> list[Value]:
+            is_number = (amax - 1).compare("u<", self.layout.infinity - 1)
+            return self.emitter.branch(is_number, finite, zero_or_not_finite, likely=True)
 
         if self.dtype is not FloatType.BF16:
-            return finite_or_not()
+            return any_block()
         lowest = LIFT_BELOW_FIELD << self.layout.mantissa_bits
         is_normal = (amax - lowest).compare("u<", self.layout.infinity - lowest)
-        return self.emitter.branch(is_normal, fast_bf16, finite_or_not, likely=True)
+        return self.emitter.branch(is_normal, fast_bf16, any_block, likely=True)
 
     def _widen(self, magnitudes: Value, amax: Value) -> tuple[Value, Value]:
         """Magnitudes and their maximum as float32 bits, exactly."""
@@ -172,27 +174,30 @@ class _Kernel:
 
     def _search(self, block: Block, floor: Value) -> Quantized:
         """Move to the exponent above or below if it has less squared error."""
-        mantissa = block.amax & ((1 << block.mantissa_bits) - 1)
-        in_range = (block.amax - (ELEMENT_EMAX << block.mantissa_bits)).compare(
-            "u<", (CAPPED_SCALE_BYTE - 1) << block.mantissa_bits
-        )
-        may_rise = mantissa.compare("u>", raise_gate(block.mantissa_bits)) & in_range
-        may_fall = mantissa.compare("u<=", lower_gate(block.mantissa_bits))
-        may_fall &= floor.compare("s>", 0)
         codes = _encode(block, floor + block.lift)
+        mantissa = block.amax & ((1 << block.mantissa_bits) - 1)
+        low, high = lower_gate(block.mantissa_bits), raise_gate(block.mantissa_bits)
+        # One comparison, for this branch is hard to predict: outside low < mantissa <= high.
+        may_move = (mantissa - (low + 1)).compare("u>=", high - low)
 
         def stay() -> list[Value]:
             return [floor, codes]
 
         def compare() -> list[Value]:
-            step = may_rise.select(self.emitter.constant(I32, 1), -1)
+            rising = mantissa.compare("u>", high)
+            step = rising.select(self.emitter.constant(I32, 1), -1)
             other = _encode(block, floor + step + block.lift)
             gain = _error_difference(block, floor + block.lift, step, codes, other)
             # Ties go to the smaller exponent: no gain is enough to fall, but not to rise.
-            better = gain.compare("s<", may_fall.zext(I32))
-            return [better.select(floor + step, floor), better.select(other, codes)]
+            limit = rising.select(self.emitter.constant(I32, 0), 1)
+            allowed = (floor + step).compare("u<", CAPPED_SCALE_BYTE)
+            better = gain.compare("s<", limit) & allowed
+            # Selecting between vectors by a scalar would be a branch, and a badly predicted one.
+            mask = better.sext(codes.type.element).splat(BLOCK_SIZE)
+            chosen = codes + ((other - codes) & mask)
+            return [better.select(floor + step, floor), chosen]
 
-        return Quantized(*self.emitter.branch(may_rise | may_fall, compare, stay))
+        return Quantized(*self.emitter.branch(may_move, compare, stay))
 
 
 def _lift(magnitudes: Value) -> Value:
