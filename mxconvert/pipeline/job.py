@@ -228,7 +228,7 @@ def nonfinite_error(
         f"infinite; the first is element {first} (row {first // columns}, column "
         f"{first % columns}, block {first // _BLOCK})",
         hint="mend the checkpoint, or keep the tensor as it is with --exclude "
-        f"'{tensor.name.removesuffix('.weight')}'",
+        f"'{tensor.name.removesuffix('.weight')}'; either way start over with --overwrite",
         code="non-finite",
     )
 
