@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
 _RANK = 2
 _SHOWN = 4
+_NOTHING = "nothing becomes MXFP4: the shapes of every candidate or of its siblings forbid it"
 
 
 @dataclass(slots=True)
@@ -78,9 +79,11 @@ def select(
     impossible = {name for name in wanted if not _convertible(linear[name])}
     chosen.quantize = wanted - impossible
     _note_empty(chosen, linear, impossible)
-    _harmonise(chosen, linear, recipe, blocked=excluded | impossible, strict=strict)
+    _harmonise(chosen, linear, recipe, excluded=excluded, impossible=impossible, strict=strict)
     if not chosen.quantize:
-        raise _nothing_to_quantize(tensors, recipe, options)
+        if not impossible:
+            raise _nothing_to_quantize(tensors, recipe, options)
+        _note(chosen, "nothing-quantized", [_NOTHING], strict=strict)
     return chosen
 
 
@@ -147,28 +150,18 @@ def _harmonise(
     linear: Mapping[str, TensorInfo],
     recipe: Recipe,
     *,
-    blocked: set[str],
+    excluded: set[str],
+    impossible: set[str],
     strict: bool,
 ) -> None:
     for where, members in _groups(chosen.slots, linear, recipe).items():
         inside = members & chosen.quantize
         if not inside or inside == members:
-            _note_shapes(chosen, linear, members & blocked, where, strict=strict)
+            _note_shapes(chosen, linear, members & impossible, where, strict=strict)
             continue
-        stopping = members & blocked
-        if stopping or not all(_convertible(linear[name]) for name in members):
-            chosen.quantize -= members
-            if not _note_shapes(chosen, linear, stopping, where, strict=strict):
-                chosen.notices.append(
-                    (
-                        "extended-exclude",
-                        (
-                            f"{where}: {_some(stopping)} is excluded, so all {len(members)} of the "
-                            "group keep their dtype: engines load them under one scheme"
-                        ),
-                    )
-                )
-        else:
+        unfit = {name for name in members - excluded if not _convertible(linear[name])}
+        stopping = unfit | (members & excluded)
+        if not stopping:
             chosen.quantize |= members
             chosen.notices.append(
                 (
@@ -176,6 +169,18 @@ def _harmonise(
                     (
                         f"{where}: {_some(inside)} is included, so all {len(members)} of the group "
                         "are quantized: engines load them under one scheme"
+                    ),
+                )
+            )
+            continue
+        chosen.quantize -= members
+        if not _note_shapes(chosen, linear, unfit, where, strict=strict):
+            chosen.notices.append(
+                (
+                    "extended-exclude",
+                    (
+                        f"{where}: {_some(stopping)} keeps its dtype, so all {len(members)} of the "
+                        "group do: engines load them under one scheme"
                     ),
                 )
             )

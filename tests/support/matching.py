@@ -1,0 +1,46 @@
+"""Evaluate a written quantization_config as the loaders of compressed-tensors do.
+
+Their rule (``match_name``): an entry is a module's full name, or ``re:`` and a regular
+expression that matches from the start of the name, not necessarily to its end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.artifact import Artifact
+
+
+def matches(entry: str, module: str) -> bool:
+    """Whether an entry of ``ignore`` or ``targets`` names a module."""
+    if entry.startswith("re:"):
+        return re.match(entry.removeprefix("re:"), module) is not None
+    return entry == module
+
+
+def check_declared(artifact: Artifact) -> None:
+    """Assert that ``ignore`` names every kept Linear, no packed one, and nothing stale.
+
+    Every rank-2 ``.weight`` counts as a Linear, as the file alone does not tell; a head
+    that is tied to the embedding may be named without being stored.
+    """
+    declared = artifact.config["quantization_config"]
+    [group] = declared["config_groups"].values()
+    assert group["targets"] == ["Linear"]
+    plain = {
+        name.removesuffix(".weight")
+        for name in artifact.kept
+        if name.endswith(".weight") and len(artifact.tensors[name].shape) == 2
+    }
+    packed = {name.removesuffix(".weight") for name in artifact.quantized}
+    ignore = declared["ignore"]
+    for module in plain:
+        assert any(matches(entry, module) for entry in ignore), f"{module} is not ignored"
+    for module in packed:
+        assert not any(matches(entry, module) for entry in ignore), f"{module} is ignored"
+    spoken_for = plain | ({"lm_head"} if artifact.config.get("tie_word_embeddings") else set())
+    for entry in ignore:
+        assert any(matches(entry, module) for module in spoken_for), f"{entry} is stale"
+    assert len(ignore) == len(set(ignore))
