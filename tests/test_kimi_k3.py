@@ -91,7 +91,7 @@ def test_plan_of_the_twin(twin: Path, record_property) -> None:
 @pytest.mark.timeout(600)
 def test_one_file_of_the_twin_within_the_memory_budget(twin: Path, tmp_path: Path) -> None:
     """3.2 GB of two experts' weights, from 92 shards, in the memory that was granted."""
-    name, budget = "model-experts-00000-00001.safetensors", GIB
+    name, budget = "model-experts-00000-00001.safetensors", GIB // 2
     target = tmp_path / "out"
     result = run_cli(
         "quantize", twin, target, "--only", name, "--max-memory", budget, timeout=540
