@@ -32,13 +32,17 @@ def compile_pattern(pattern: str, option: str) -> Matcher:
         UsageError: Empty, or an invalid regular expression.
     """
     if not pattern.removeprefix(REGEX_PREFIX):
-        raise UsageError(f"{option}: an empty pattern", code="bad-pattern")
+        raise UsageError(
+            f"{option}: an empty pattern",
+            hint="write a name, a glob, or re: and a regular expression",
+            code="bad-pattern",
+        )
     if pattern.startswith(REGEX_PREFIX):
         try:
             regex = re.compile(pattern.removeprefix(REGEX_PREFIX))
         except re.error as error:
             raise UsageError(
-                f"{option} {pattern!r}: not a valid regular expression: {error}",
+                f"{option} '{pattern}': not a valid regular expression: {error}",
                 hint="quote the pattern for the shell and escape dots as \\.",
                 code="bad-pattern",
             ) from error

@@ -116,7 +116,7 @@ def _matching(patterns: Iterable[str], option: str, names: Iterable[str]) -> set
         hits = {name for name, module in modules.items() if matches(module)}
         if not hits:
             raise UsageError(
-                f"{option} {pattern!r} matches none of the {len(modules)} tensors",
+                f"{option} '{pattern}' matches none of the {len(modules)} tensors",
                 hint="`mxconvert inspect SRC --tensors '*'` lists the names; a regular expression "
                 "starts with re: and is matched from the start of the name",
                 code="unmatched-pattern",
