@@ -79,18 +79,18 @@ class Engine:
             MxConvertError: An error that ends the whole run (disk, source changed).
             Interrupted: ``stop`` was set.
         """
-        workers = [_start(self._work, f"mxconvert-{n}") for n in range(self._budget.jobs)]
-        closers = [_start(self._close_jobs, f"mxconvert-close-{n}") for n in range(_CLOSERS)]
-        with stop.watched():
+        with stop.watched():  # before the first thread starts: none may be left behind
+            workers = [_start(self._work, f"mxconvert-{n}") for n in range(self._budget.jobs)]
+            closers = [_start(self._close_jobs, f"mxconvert-close-{n}") for n in range(_CLOSERS)]
             self._wait(workers, stop)
             with self._changed:
                 self._retire_all()
             for _ in closers:
                 self._closing.put(None)
             self._wait(closers, stop)
-        if not any(thread.is_alive() for thread in (*workers, *closers)):
-            for job in self._unclosed:
-                job.discard()
+            if not any(thread.is_alive() for thread in (*workers, *closers)):
+                for job in self._unclosed:
+                    job.discard()
         if stop.signum is not None:
             self._halt(Interrupted(stop.signum))
         if self._fatal is not None:

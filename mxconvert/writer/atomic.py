@@ -14,6 +14,7 @@ from mxconvert.errors import LocalError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from io import FileIO
     from pathlib import Path
 
 PARTIAL_SUFFIX = ".partial"
@@ -123,19 +124,36 @@ def copy_file(source: Path, target: Path, expected_sha256: str) -> FileDigest:
     chunks, sha256 = ChunkHasher(), hashlib.sha256()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        reading = source.open("rb")
     except OSError as error:
-        raise local_error(error, source) from error
+        raise local_error(error, target.parent) from error
+    try:
+        reading = source.open("rb", buffering=0)
+    except OSError as error:
+        raise _changed(source, error.strerror or str(error)) from error
     with reading, partial_file(target) as fd:
-        while piece := reading.read(_PIECE):
+        while piece := _read(reading, source):
             chunks.update(piece)
             sha256.update(piece)
             write_all(fd, memoryview(piece))
         if sha256.hexdigest() != expected_sha256:
-            raise SourceError(
-                f"{source}: changed during the run: SHA-256 was {expected_sha256}, "
-                f"is {sha256.hexdigest()}",
-                hint="let nothing write to the source, then run the same command again",
-                code="source-changed",
-            )
+            raise _changed(source, f"SHA-256 was {expected_sha256}, is {sha256.hexdigest()}")
     return chunks.finish(sha256.hexdigest())
+
+
+def _read(file: FileIO, path: Path) -> bytes:
+    try:
+        return file.read(_PIECE)
+    except OSError as error:
+        raise LocalError(
+            f"{path}: reading: {error.strerror}",
+            hint="check the disk, then run the same command again",
+            code="read-error",
+        ) from error
+
+
+def _changed(path: Path, what: str) -> SourceError:
+    return SourceError(
+        f"{path}: changed during the run: {what}",
+        hint="let nothing write to the source, then run the same command again",
+        code="source-changed",
+    )
