@@ -84,6 +84,11 @@ class LocalError(MxConvertError):
 
     exit_status = ExitStatus.LOCAL
 
+    @classmethod
+    def unreadable(cls, path: object, error: OSError) -> LocalError:
+        """Return the error for a file or folder that cannot be read."""
+        return cls(f"{path}: {error.strerror or error}", hint=f"make {path} readable")
+
 
 class MissingExtraError(MxConvertError):
     """A missing optional dependency, GPU or engine."""

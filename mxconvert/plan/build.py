@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from mxconvert import safetensors_format as st
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, brief
 from mxconvert.model import (
     Action,
     Checkpoint,
@@ -87,7 +87,10 @@ def _refuse_collisions(tensors: Mapping[str, TensorInfo], chosen: Selection) -> 
     for name in chosen.quantize:
         for made in quantized_names(name):
             if made in tensors:
-                raise SourceError(f"{name!r} would be stored as {made!r}, which exists already")
+                raise SourceError(
+                    f"{brief(name)} would be stored as {brief(made)}, which exists already",
+                    hint="the source seems to be quantized in part; give the original checkpoint",
+                )
 
 
 def _action(name: str, chosen: Selection) -> Action:

@@ -113,7 +113,9 @@ def experts_per_file(num_experts: int, largest: Callable[[int], int], cap: int) 
 def _expert_files(pieces: list[Piece], options: Options) -> list[Group]:
     if not pieces:
         if options.experts_per_file is not None:
-            raise UsageError("--experts-per-file: the model has no routed experts")
+            raise UsageError(
+                "--experts-per-file: the model has no routed experts", hint="drop the option"
+            )
         return []
     by_expert: dict[int, list[Piece]] = defaultdict(list)
     for piece in pieces:
@@ -127,7 +129,10 @@ def _expert_files(pieces: list[Piece], options: Options) -> list[Group]:
 
     per_file = options.experts_per_file or experts_per_file(count, largest, cap)
     if not 1 <= per_file <= count:
-        raise UsageError(f"--experts-per-file {per_file}: expected 1 to {count}")
+        raise UsageError(
+            f"--experts-per-file {per_file}: expected 1 to {count}",
+            hint=f"the model has {count} experts per layer",
+        )
     groups = []
     for first in range(0, count, per_file):
         last = min(first + per_file, count) - 1

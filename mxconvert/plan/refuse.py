@@ -20,8 +20,9 @@ _EXPERT_WORD = re.compile(r"(^|\.)experts(\.|$)")
 # Parts of a tensor name that only quantized checkpoints have.
 _PACKED = re.compile(
     r"\.(qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_inv|weight_scale_2"
-    r"|weight_shape|weight_zero_point|SCB)$|_(blocks|scales)$"
+    r"|weight_shape|weight_zero_point|SCB|absmax|quant_map)$|_(blocks|scales)$"
 )
+_SCHEME_WORDS = ("format", "quant_algo", "fmt", "bits")
 _QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"})
 
 
@@ -59,9 +60,10 @@ def _declared_scheme(config: Mapping[str, Any]) -> str | None:
         for key in ("quantization_config", "compression_config"):
             declared = part.get(key)
             if isinstance(declared, dict):
-                method = declared.get("quant_method") or declared.get("quant_algo") or "unnamed"
-                detail = declared.get("format") or declared.get("fmt") or declared.get("bits")
-                return f"{key} {method}" + (f" ({detail})" if detail else "")
+                method = declared.get("quant_method", "of no quant_method")
+                details = (declared.get(word) for word in _SCHEME_WORDS)
+                shown = ", ".join(brief(value).strip("'") for value in details if value)
+                return f"{key} {brief(method)}" + (f" ({shown})" if shown else "")
             if declared is not None:
                 return f"{key} {brief(declared)}"
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, brief
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,6 +173,9 @@ def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise SourceError(f"config.json: {key} is {value!r}, expected a whole number")
+                raise SourceError(
+                    f"config.json: {key} is {brief(value)}, expected a whole number",
+                    hint="correct config.json",
+                )
             return value
     return None

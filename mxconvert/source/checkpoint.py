@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import LocalError, SourceError, brief
@@ -74,7 +73,10 @@ def _load_config(listing: Listing) -> dict[str, Any]:
         )
     config = load_json(listing, CONFIG_NAME)
     if not isinstance(config, dict):
-        raise SourceError(f"config.json: a JSON {type(config).__name__}, expected an object")
+        raise SourceError(
+            f"config.json: a JSON {type(config).__name__}, expected an object",
+            hint="fetch the file again",
+        )
     return config
 
 
@@ -248,13 +250,11 @@ def _head(listing: Listing, name: str) -> bytes:
         with listing.path(name).open("rb") as file:
             return file.read(1024)
     except OSError as error:
-        raise LocalError(f"{listing.path(name)}: {error.strerror}") from error
+        raise LocalError.unreadable(listing.path(name), error) from error
 
 
 def _sidecar(listing: Listing, name: str) -> Sidecar:
     refuse_lfs_pointer(_head(listing, name), name)
-    if PurePosixPath(name).as_posix() != name:  # pragma: no cover  (listing normalises)
-        raise SourceError(f"{name}: not a normal path")
     digest, size = hashlib.sha256(), 0
     try:
         with listing.path(name).open("rb") as file:
@@ -262,5 +262,5 @@ def _sidecar(listing: Listing, name: str) -> Sidecar:
                 digest.update(piece)
                 size += len(piece)
     except OSError as error:
-        raise LocalError(f"{listing.path(name)}: {error.strerror}") from error
+        raise LocalError.unreadable(listing.path(name), error) from error
     return Sidecar(path=name, size=size, sha256=digest.hexdigest())

@@ -36,7 +36,7 @@ def load_json(listing: Listing, name: str, *, unique: bool = False) -> Any:
     try:
         raw = listing.path(name).read_bytes()
     except OSError as error:
-        raise LocalError(f"{listing.path(name)}: {error.strerror}") from error
+        raise LocalError.unreadable(listing.path(name), error) from error
     refuse_lfs_pointer(raw, name)
     if raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         raise SourceError(

@@ -68,13 +68,16 @@ def list_folder(root: Path) -> Listing:
     if not root.exists():
         raise SourceError(f"{root}: no such folder", hint="check the path of the checkpoint")
     if not root.is_dir():
-        raise SourceError(f"{root}: is a file, expected a checkpoint folder")
+        raise SourceError(
+            f"{root}: is a file, expected a checkpoint folder",
+            hint="give the folder that holds config.json and the weights",
+        )
     listing = Listing(root.resolve())
     try:
         for name, path in _walk(listing):
             _file_away(name, path, listing)
     except PermissionError as error:
-        raise LocalError(f"{error.filename}: {error.strerror}") from error
+        raise LocalError.unreadable(error.filename, error) from error
     refuse_lookalikes([*listing.weights, *listing.sidecars], "files")
     return listing
 
@@ -109,7 +112,7 @@ def _file_away(name: str, path: Path, listing: Listing) -> None:
         raise SourceError(f"{path}: a dangling link to {path.readlink()}", hint="fetch the file")
     if not stat.S_ISREG(path.stat().st_mode):
         if top.endswith(WEIGHT_SUFFIX):
-            raise SourceError(f"{path}: not a regular file")
+            raise SourceError(f"{path}: not a regular file", hint="replace it by the file")
         reason = "not a regular file"
     if reason is not None:
         listing.skipped.append(Skipped(name, reason, _size(path)))

@@ -31,7 +31,7 @@ def read_header(root: Path, name: str) -> tuple[SourceFile, list[TensorInfo]]:
     try:
         fd = os.open(root / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise LocalError(f"{root / name}: {error.strerror}") from error
+        raise LocalError.unreadable(root / name, error) from error
     try:
         info = os.fstat(fd)
         prefix = os.pread(fd, st.PREFIX_SIZE, 0)
