@@ -54,7 +54,7 @@ def explain_backend(name: BackendName = "auto") -> str:
     except BackendUnavailableError as error:
         return str(error)
     if name == "auto" and backend.name != "llvm":
-        return f"{backend.name}: {_failures['llvm']}"
+        return f"{backend.name}: {_in_one_line(_failures['llvm'])}"
     return f"{backend.name}: {_describe(backend.name)}"
 
 
@@ -68,7 +68,7 @@ def _make_once(name: str) -> Backend:
         else:
             return _backends[name]
     cause = _failures[name]
-    raise BackendUnavailableError(str(cause)) from cause
+    raise BackendUnavailableError(_in_one_line(cause)) from cause
 
 
 def _make(name: str) -> Backend:
@@ -86,6 +86,10 @@ def _make(name: str) -> Backend:
             raise ImportError(f"llvmlite cannot be imported ({error})") from error
         return LlvmBackend()
     raise ValueError(f"backend: expected auto, llvm, numpy or reference, found {name!r}")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _describe(name: str) -> str:

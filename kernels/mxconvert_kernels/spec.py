@@ -121,9 +121,9 @@ ALL_FINITE: Final = NonFinite(count=0, first=-1)
 class Backend(Protocol):
     """One implementation of the kernels. All give the same bytes.
 
-    Buffers are C-contiguous, little-endian and may start at any address. A wrong size or an output
-    that cannot be written raises ValueError before anything is written. Methods may be called from
-    several threads at once.
+    Buffers are C-contiguous, little-endian, may start at any address and must not overlap. A wrong
+    size or an output that cannot be written raises ValueError before anything is written. Methods
+    may be called from several threads at once.
     """
 
     name: str

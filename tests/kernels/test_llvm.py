@@ -45,6 +45,14 @@ def test_a_broken_module_is_refused():
         jit.compile_for_host("define i64 @f() { ret i32 0 }")
 
 
+def test_an_old_llvmlite_is_refused(monkeypatch):
+    from mxconvert_kernels.llvm.backend import LlvmBackend
+
+    monkeypatch.setattr(jit.binding, "llvm_version_info", (15, 0, 7))
+    with pytest.raises(RuntimeError, match=r"llvmlite is too old: expected 0\.45, found"):
+        LlvmBackend()
+
+
 FLUSH_MODES = 0x8040
 """MXCSR: flush results to zero, treat subnormal operands as zero."""
 MXCSR_MODULE = """

@@ -28,12 +28,13 @@ class LlvmBackend:
     """Kernels in vector IR, each compiled when first used (some 30 ms) and kept.
 
     Raises:
-        RuntimeError: LLVM cannot generate code for this processor.
+        RuntimeError: llvmlite is too old, or cannot generate code for this processor.
     """
 
     name = "llvm"
 
     def __init__(self) -> None:
+        jit.check_version()
         self._lock = threading.Lock()
         self._kernels: dict[tuple[str, FloatType], Callable[..., int]] = {}
         self._quantizers: dict[tuple[FloatType, ScaleRule], tuple[Callable[..., int], int]] = {}

@@ -9,6 +9,8 @@ import llvmlite
 from llvmlite import binding
 
 _lock: Final = threading.Lock()
+_OLDEST_LLVM: Final = 20
+"""Its IR, unlike that of LLVM 15, has pointers without a type by default (llvmlite 0.45)."""
 
 
 class Compiled(NamedTuple):
@@ -24,6 +26,16 @@ class Target(NamedTuple):
     triple: str
     cpu: str
     features: str = ""
+
+
+def check_version() -> None:
+    """Refuse a release of llvmlite that does not read the kernels.
+
+    Raises:
+        RuntimeError: llvmlite is older than 0.45.
+    """
+    if binding.llvm_version_info[0] < _OLDEST_LLVM:
+        raise RuntimeError(f"llvmlite is too old: expected 0.45, found {llvmlite.__version__}")
 
 
 def compile_for_host(module_text: str) -> Compiled:
