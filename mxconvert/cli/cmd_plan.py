@@ -11,6 +11,8 @@ from mxconvert.model import Options
 if TYPE_CHECKING:
     from mxconvert.model import Checkpoint, Plan
 
+_SHOWN = 8
+
 
 @o.takes_plan_options
 def plan(
@@ -75,6 +77,11 @@ def _span(span: tuple[int, int] | None) -> str:
     return str(span[0]) if span[0] == span[1] else f"{span[0]}-{span[1]}"
 
 
+def _some(entries: tuple[str, ...]) -> str:
+    more = f" and {len(entries) - _SHOWN} more, see --json" if len(entries) > _SHOWN else ""
+    return ", ".join(entries[:_SHOWN]) + more
+
+
 def print_totals(made: Plan) -> None:
     """Print what is quantized and what is kept."""
     from mxconvert.cli.tables import print_pairs
@@ -90,5 +97,5 @@ def print_totals(made: Plan) -> None:
         ),
         ("kept", f"{copied.tensors} tensors, {size(copied.source_bytes)}, byte for byte"),
         ("written", f"{len(made.files)} weight files, {size(made.file_bytes)}"),
-        ("ignore", ", ".join(made.ignore)),
+        ("ignore", _some(made.ignore)),
     )
