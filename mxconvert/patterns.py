@@ -49,14 +49,3 @@ def compile_pattern(pattern: str, option: str) -> Matcher:
         return lambda module: regex.match(module) is not None
     glob = module_name(pattern)
     return lambda module: module == glob or fnmatch.fnmatchcase(module, glob)
-
-
-def config_matcher(entries: tuple[str, ...]) -> Matcher:
-    """Return the test that a loader makes of a module against an ``ignore`` list."""
-    exact = {entry for entry in entries if not entry.startswith(REGEX_PREFIX)}
-    regexes = [re.compile(e.removeprefix(REGEX_PREFIX)) for e in entries if e not in exact]
-
-    def matches(module: str) -> bool:
-        return module in exact or any(regex.match(module) for regex in regexes)
-
-    return matches

@@ -9,12 +9,13 @@ unanchored ``re:.*layers\\.\\d+...`` survives renaming.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from mxconvert.patterns import REGEX_PREFIX, config_matcher
+from mxconvert.patterns import REGEX_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _NUMBER = r"\d+"
 
@@ -30,31 +31,32 @@ def ignore_entries(
         kept: Module names of stored rank-2 weights that keep their dtype.
         converted: Module names of packed weights.
         always: Module names to list although nothing of them is stored (a tied head).
-
-    Raises:
-        AssertionError: The list would not separate the two; a bug.
     """
-    kept = sorted(kept)
-    converted_shapes = _suffixes(converted)
+    by_last: dict[str, list[str]] = defaultdict(list)
+    for module in converted:
+        by_last[_last(module)].append(module)
     entries: set[str] = set(always)
-    covered: set[Parts] = set()
-    for module in kept:
+    verdicts: dict[Parts, bool] = {}
+    for module in sorted(kept):
         candidates = list(_generalise(module))
-        if covered.isdisjoint(candidates):
-            choice = next((c for c in candidates if c not in converted_shapes), None)
-            entries.add(module if choice is None else _regex(choice))
-            if choice is not None:
-                covered.add(choice)
-    result = tuple(sorted(entries))
-    _check(result, kept, converted)
-    return result
+        if any(verdicts.get(parts, False) for parts in candidates):
+            continue
+        for parts in candidates:
+            if parts not in verdicts:
+                verdicts[parts] = _separates(parts, by_last)
+            if verdicts[parts]:
+                entries.add(_regex(parts))
+                break
+        else:
+            entries.add(module)
+    return tuple(sorted(entries))
 
 
 def _generalise(module: str) -> Iterator[Parts]:
     """Yield module suffixes from the most to the least general."""
     parts = module.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    if not numbers or numbers[0] == 0:
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    if not numbers or numbers[0] == 0 or "\n" in module:
         return
     suffix = parts[numbers[0] - 1 :]
     kept_numbers = 1 if len(numbers) > 1 else 0
@@ -62,7 +64,7 @@ def _generalise(module: str) -> Iterator[Parts]:
         seen = 0
         result = []
         for part in suffix:
-            if part.isdigit():
+            if part.isdecimal():
                 seen += 1
                 result.append(part if seen <= keep else _NUMBER)
             else:
@@ -70,29 +72,20 @@ def _generalise(module: str) -> Iterator[Parts]:
         yield tuple(result)
 
 
-def _suffixes(modules: Iterable[str]) -> set[Parts]:
-    """Return every generalised form of ``modules``, cut at every component."""
-    forms = {form for module in modules for form in _generalise(module)}
-    return {form[start:] for form in forms for start in range(len(form))}
+def _separates(parts: Parts, converted: Mapping[str, list[str]]) -> bool:
+    """Whether a candidate's regex matches no converted module.
+
+    Only modules with the same last component need a look: a regex ends with it.
+    """
+    regex = re.compile(_regex(parts).removeprefix(REGEX_PREFIX))
+    return not any(map(regex.match, converted.get(_last(parts[-1]), ())))
+
+
+def _last(module: str) -> str:
+    last = module.rpartition(".")[2]
+    return _NUMBER if last.isdecimal() else last
 
 
 def _regex(parts: Parts) -> str:
     body = r"\.".join(part if part == _NUMBER else re.escape(part) for part in parts)
     return f"{REGEX_PREFIX}.*{body}$"
-
-
-def _check(entries: tuple[str, ...], kept: Iterable[str], converted: Iterable[str]) -> None:
-    matches = config_matcher(entries)
-    for module in _representatives(kept):
-        assert matches(module), f"the ignore list misses {module}"  # noqa: S101
-    for module in _representatives(converted):
-        assert not matches(module), f"the ignore list names {module}"  # noqa: S101
-
-
-def _representatives(modules: Iterable[str]) -> Iterable[str]:
-    """Return one module per kind and layer: regexes cannot tell the others apart."""
-    kinds: dict[Parts | str, str] = {}
-    for module in modules:
-        forms = list(_generalise(module))
-        kinds.setdefault(forms[-1] if forms else module, module)
-    return kinds.values()

@@ -75,11 +75,16 @@ def group_pieces(pieces: Sequence[Piece], options: Options) -> list[Group]:
     """Distribute pieces over files.
 
     Raises:
-        UsageError: ``experts_per_file`` with another layout, or out of range.
+        UsageError: Options that contradict the layout, or are out of range.
     """
     if options.experts_per_file is not None and options.layout is not Layout.EXPERTS:
         raise UsageError(
             f"--experts-per-file needs --layout experts, not {options.layout}",
+            hint="drop one of the two",
+        )
+    if options.max_file_size is not None and options.layout is Layout.SOURCE:
+        raise UsageError(
+            "--max-file-size: --layout source keeps the source's own files, whatever their size",
             hint="drop one of the two",
         )
     if options.layout is Layout.SOURCE:
@@ -127,7 +132,9 @@ def _expert_files(pieces: list[Piece], options: Options) -> list[Group]:
     def largest(per_file: int) -> int:
         return max(sum(sizes[e : e + per_file]) for e in range(0, count, per_file))
 
-    per_file = options.experts_per_file or experts_per_file(count, largest, cap)
+    per_file = options.experts_per_file
+    if per_file is None:
+        per_file = experts_per_file(count, largest, cap)
     if not 1 <= per_file <= count:
         raise UsageError(
             f"--experts-per-file {per_file}: expected 1 to {count}",
