@@ -79,4 +79,7 @@ def _act(action: str, path: str) -> None:
     if action == "hang":
         time.sleep(_HANG_SECONDS)
         return
-    os.kill(os.getpid(), _SIGNALS[action])
+    if action == "stop":  # to this thread: it goes no step further before it stops
+        signal.pthread_kill(threading.get_ident(), _SIGNALS[action])
+    else:
+        os.kill(os.getpid(), _SIGNALS[action])
