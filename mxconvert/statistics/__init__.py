@@ -1,0 +1,42 @@
+"""Quantization error, tensor by tensor: what a conversion measured, as records and as a file.
+
+The file lies beside an artifact and is no part of it; `docs/reference/report.md` describes it.
+A run writes a fragment per output file with `encode_fragment` and joins them with `assemble`;
+`read_records` reads the result strictly.
+"""
+
+from mxconvert.statistics.figures import Sums
+from mxconvert.statistics.records import (
+    SCHEMA_VERSION,
+    Header,
+    Histograms,
+    Record,
+    TensorStats,
+    encode,
+    parse,
+)
+from mxconvert.statistics.stream import (
+    REPORT_NAME,
+    assemble,
+    encode_fragment,
+    encode_lines,
+    parse_fragment,
+    read_records,
+)
+
+__all__ = [
+    "REPORT_NAME",
+    "SCHEMA_VERSION",
+    "Header",
+    "Histograms",
+    "Record",
+    "Sums",
+    "TensorStats",
+    "assemble",
+    "encode",
+    "encode_fragment",
+    "encode_lines",
+    "parse",
+    "parse_fragment",
+    "read_records",
+]
