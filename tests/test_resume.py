@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +25,6 @@ from tests.support.runs import (
     partials,
     stopped,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOURNAL = f"{WORK_FOLDER}/journal.json"
 KILLED = -9
@@ -418,3 +416,26 @@ def test_source_that_changes_while_the_run_sleeps(half_done: Path, tmp_path: Pat
     fail_cleanly(result, 5, _shard(half_done, 2).name, "changed during the run")
     assert partials(target) == []
     assert not (target / MANIFEST).exists()
+
+
+# --------------------------------------------------------------------------- failpoints
+
+
+def test_every_failpoint_is_documented() -> None:
+    root = Path(__file__).parents[1]
+    code = "".join(path.read_text() for path in (root / "mxconvert").rglob("*.py"))
+    places = set(re.findall(r'failpoints\.hit\(\s*"([^"]+)"', code))
+    page = (root / "docs" / "reference" / "environment.md").read_text()
+    documented = set(re.findall(r"^\| `([a-z]+\.[a-z-]+)`", page, re.MULTILINE))
+    assert places == documented
+
+
+@pytest.mark.parametrize(
+    "text", ["engine.convert", "engine.convert=explode", "a:x=kill", "=kill=1"]
+)
+def test_failpoint_that_cannot_be_read_is_refused(
+    reference: Reference, tmp_path: Path, text: str
+) -> None:
+    """A test that arms nothing would pass for the wrong reason."""
+    result = run_cli("quantize", reference.source, tmp_path / "target", env=arm(text))
+    fail_cleanly(result, 2, "MXCONVERT_FAILPOINTS", "NAME[:N]=ACTION")

@@ -23,6 +23,7 @@ from mxconvert.pipeline.job import FileResult
 from mxconvert.pipeline.lock import LOCK_NAME
 from mxconvert.plan import plan_digest
 from mxconvert.writer import remove_quietly, write_file
+from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,13 +125,20 @@ class Journal:
         shutil.rmtree(self.folder / _FILES, ignore_errors=True)
 
     def remove(self) -> None:
-        """Remove everything but the lock."""
-        (self.folder / _JOURNAL).unlink(missing_ok=True)
-        failpoints.hit("journal.removing")
-        shutil.rmtree(self.folder / _FILES, ignore_errors=True)
-        for path in self.folder.glob("*"):
-            if path.name != LOCK_NAME:
-                remove_quietly(path)
+        """Remove everything but the lock.
+
+        Raises:
+            LocalError: Something cannot be removed.
+        """
+        try:
+            remove_quietly(self.folder / _JOURNAL)
+            failpoints.hit("journal.removing")
+            shutil.rmtree(self.folder / _FILES, ignore_errors=True)
+            for path in self.folder.glob("*"):
+                if path.name != LOCK_NAME:
+                    remove_quietly(path)
+        except OSError as error:
+            raise local_error(error, self.folder) from error
 
     def remove_folder(self) -> None:
         """Remove the journal's folder if nothing is left in it."""

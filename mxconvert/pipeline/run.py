@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.errors import MxConvertError, PartialError, SourceError, UsageError
+from mxconvert.errors import (
+    LocalError,
+    MxConvertError,
+    PartialError,
+    SourceError,
+    UsageError,
+)
 from mxconvert.events import Notice, Started
 from mxconvert.pipeline import destination
 from mxconvert.pipeline.complete import find_artifact
@@ -120,7 +127,8 @@ def quantize_checkpoint(
         raise
     finally:
         if not run.journal.exists:
-            run.journal.remove()
+            with contextlib.suppress(LocalError):
+                run.journal.remove()
         lock.release()
         run.journal.remove_folder()
 
