@@ -6,6 +6,15 @@ A run writes a fragment per output file with `encode_fragment` and joins them wi
 """
 
 from mxconvert.statistics.figures import Sums
+from mxconvert.statistics.measure import (
+    ITEM_SIZES,
+    PIECE_ELEMENTS,
+    Counts,
+    Place,
+    RangeReader,
+    StoredWeight,
+    measure_weight,
+)
 from mxconvert.statistics.records import (
     SCHEMA_VERSION,
     Header,
@@ -25,17 +34,24 @@ from mxconvert.statistics.stream import (
 )
 
 __all__ = [
+    "ITEM_SIZES",
+    "PIECE_ELEMENTS",
     "REPORT_NAME",
     "SCHEMA_VERSION",
+    "Counts",
     "Header",
     "Histograms",
+    "Place",
+    "RangeReader",
     "Record",
+    "StoredWeight",
     "Sums",
     "TensorStats",
     "assemble",
     "encode",
     "encode_fragment",
     "encode_lines",
+    "measure_weight",
     "parse",
     "parse_fragment",
     "read_records",

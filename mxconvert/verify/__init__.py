@@ -4,9 +4,10 @@
 thing; `VerifyReport` says it as records, JSON and, through `junit_xml`, to CI systems.
 """
 
+from mxconvert.sample import Sample
 from mxconvert.verify.artifact import verify_artifact
 from mxconvert.verify.junit import junit_xml
-from mxconvert.verify.options import DEFAULT_MAX_ERROR, Sample, VerifyOptions
+from mxconvert.verify.options import DEFAULT_MAX_ERROR, VerifyOptions
 from mxconvert.verify.report import Check, ErrorSummary, Finding, Level, Note, VerifyReport
 
 __all__ = [

@@ -26,7 +26,7 @@ from mxconvert.verify.listing import RecordGroups, records_of
 from mxconvert.verify.report import Check, Collector, Level, VerifyReport
 from mxconvert.verify.source import SourceRun
 from mxconvert.verify.structure import StructureCheck, compare_records, read_header
-from mxconvert.verify.workers import default_jobs, run_bounded
+from mxconvert.workers import default_jobs, run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.manifest import MANIFEST_NAME, WORK_FOLDER
 from mxconvert.manifest.loadable import may_be_loaded
+from mxconvert.statistics import REPORT_NAME
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ def check_extras(
 
     Args:
         folder: What is there.
-        listed: Paths that belong there, the manifest's own besides.
+        listed: Paths that belong there, besides the manifest and a report of errors.
         patterns: Globs of paths to leave aside; each path left aside is noted.
         collector: Receives findings and notes.
         strict: Whether harmless extras fail as well.
     """
-    expected = {*listed, MANIFEST_NAME}
+    expected = {*listed, MANIFEST_NAME, REPORT_NAME}
     extras = [
         *(_extra_file(path) for path in folder.files if path not in expected),
         *(

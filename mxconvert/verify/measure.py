@@ -11,31 +11,17 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mxconvert.events import Advanced
 from mxconvert.quantize import FloatType
-from mxconvert.verify.numeric import ITEM_SIZES, PIECE_ELEMENTS, ArtifactReader, Unit, read_blocks
+from mxconvert.statistics import measure_weight
 from mxconvert.verify.report import Check, Collector, ErrorSummary
-from mxconvert.verify.structure import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from mxconvert.events import Reporter
     from mxconvert.model import TensorInfo
     from mxconvert.quantize import Backend
     from mxconvert.source import SourceReader
-
-_BF16_SHIFT = 16
-
-
-def as_float64(data: bytearray, dtype: str) -> NDArray[np.float64]:
-    """Return little-endian elements of a kernel dtype as float64."""
-    if dtype == "BF16":
-        bits = np.frombuffer(data, "<u2").astype(np.uint32) << _BF16_SHIFT
-        return bits.view(np.float32).astype(np.float64)
-    return np.frombuffer(data, "<f2" if dtype == "F16" else "<f4").astype(np.float64)
+    from mxconvert.verify.numeric import ArtifactReader, Unit
 
 
 @dataclass(slots=True)
@@ -83,25 +69,14 @@ class ErrorCheck:
         self.collector.fail(Check.NUMERIC, code, message, path=record.file, tensor=record.name)
 
     def _measure(self, unit: Unit, source: TensorInfo) -> float:
-        item = ITEM_SIZES[source.dtype]
-        elements = source.size // item
-        wrong = total = 0.0
-        for begin in range(0, elements, PIECE_ELEMENTS):
-            count = min(PIECE_ELEMENTS, elements - begin)
-            original = bytearray(count * item)
-            self.reader.read_into(source.file, source.offset + begin * item, memoryview(original))
-            codes, scales = read_blocks(
-                self.files, unit.records, begin // BLOCK_SIZE, count // BLOCK_SIZE
-            )
-            decoded = bytearray(count * 4)
-            self.backend.dequantize(codes, scales, FloatType.F32, decoded)
-            expected = as_float64(original, source.dtype)
-            wrong += float(np.square(as_float64(decoded, "F32") - expected).sum())
-            total += float(np.square(expected).sum())
-            self.reporter(Advanced(num_bytes=len(original)))
-        if total == 0:
-            return 0.0 if wrong == 0 else math.inf
-        return math.sqrt(wrong / total)
+        return measure_weight(
+            unit.weight,
+            self.files,
+            source,
+            self.reader,
+            lambda codes, scales, out: self.backend.dequantize(codes, scales, FloatType.F32, out),
+            advanced=lambda num_bytes: self.reporter(Advanced(num_bytes=num_bytes)),
+        ).relative_rmse
 
     def summary(self) -> ErrorSummary | None:
         """Return mean and maximum over all tensors measured."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from mxconvert.digest import xxh3_128
 from mxconvert.events import Advanced
+from mxconvert.statistics import ITEM_SIZES, PIECE_ELEMENTS, Place, StoredWeight
 from mxconvert.verify.report import Check, Collector
 from mxconvert.verify.structure import BLOCK_SIZE, PACKED, SCALE
 
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from mxconvert.source import SourceReader
     from mxconvert.verify.folder import Folder
 
-PIECE_ELEMENTS = 512 * 1024
 PIECE_BYTES = 1024 * 1024
-ITEM_SIZES = {"BF16": 2, "F16": 2, "F32": 4}
-"""Bytes of an element of the dtypes that the kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,12 @@ class Unit:
     def name(self) -> str:
         """The stored name, of the codes if there are two."""
         return self.records[0].name
+
+    @property
+    def weight(self) -> StoredWeight:
+        """Where the codes and scales of a quantized weight lie."""
+        codes, scales = self.records
+        return StoredWeight(Place(codes.file, codes.begin), Place(scales.file, scales.begin))
 
 
 def units_of(records: Iterable[TensorRecord]) -> Iterator[Unit]:
@@ -225,7 +229,7 @@ class NumericCheck:
         return hasher.hexdigest()
 
     def _stored(self, unit: Unit, begin: int, count: int) -> tuple[bytearray, bytearray]:
-        return read_blocks(self._files, unit.records, begin // BLOCK_SIZE, count // BLOCK_SIZE)
+        return unit.weight.read(self._files, begin // BLOCK_SIZE, count // BLOCK_SIZE)
 
     def _name_block(
         self,
@@ -248,22 +252,6 @@ class NumericCheck:
             expected=f"{made[1][at]}, {made[0][part].hex()}",
             found=f"{stored[1][at]}, {stored[0][part].hex()}",
         )
-
-
-def read_blocks(
-    files: ArtifactReader, records: Sequence[TensorRecord], first: int, count: int
-) -> tuple[bytearray, bytearray]:
-    """Return codes and scales of ``count`` blocks of a weight.
-
-    Raises:
-        OSError: The artifact cannot be read.
-    """
-    codes, scales = records
-    half = BLOCK_SIZE // 2
-    stored = (bytearray(count * half), bytearray(count))
-    files.read_into(codes.file, codes.begin + first * half, memoryview(stored[0]))
-    files.read_into(scales.file, scales.begin + first, memoryview(stored[1]))
-    return stored
 
 
 def _first_difference(one: bytearray, other: bytearray) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import UsageError
+from mxconvert.sample import Sample
 from mxconvert.verify.report import Level
 
 if TYPE_CHECKING:
@@ -18,36 +19,7 @@ DEFAULT_MAX_ERROR = 0.25
 WHOLE_SOURCE_LIMIT = 8 * 2**30
 """Bytes of source tensors up to which the numeric level reads all of them by default."""
 
-_SAMPLE = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
 _ID = re.compile(r"[0-9a-f]{16,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Part ``number`` of ``parts`` equal parts; the parts together are everything."""
-
-    number: int
-    parts: int
-
-    @classmethod
-    def parse(cls, text: str) -> Sample:
-        """Read ``N/T``.
-
-        Raises:
-            UsageError: Not of that form, or N not in 1 to T.
-        """
-        match = _SAMPLE.fullmatch(text)
-        if match is None or int(match[1]) > int(match[2]):
-            raise UsageError(
-                f"--sample {text!r}: expected N/T with N from 1 to T",
-                hint="use --sample 1/10, tomorrow 2/10, and so on",
-                code="bad-sample",
-            )
-        return cls(int(match[1]), int(match[2]))
-
-    def takes(self, position: int) -> bool:
-        """Whether the item at ``position`` (from 0) belongs to the part."""
-        return position % self.parts == self.number - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from mxconvert.events import Started
 from mxconvert.manifest import SourceRecord, TensorRecord, source_identity
 from mxconvert.quantize import Quantizer, load_backend
+from mxconvert.sample import Sample
 from mxconvert.source import SourceReader, open_checkpoint
+from mxconvert.statistics import ITEM_SIZES
 from mxconvert.verify.measure import ErrorCheck
-from mxconvert.verify.numeric import ITEM_SIZES, ArtifactReader, NumericCheck, Unit, units_of
-from mxconvert.verify.options import WHOLE_SOURCE_LIMIT, Sample
+from mxconvert.verify.numeric import ArtifactReader, NumericCheck, Unit, units_of
+from mxconvert.verify.options import WHOLE_SOURCE_LIMIT
 from mxconvert.verify.report import Check, Collector
 from mxconvert.verify.structure import BLOCK_SIZE, PACKED, SCALE, WEIGHT
-from mxconvert.verify.workers import default_jobs, run_bounded
+from mxconvert.workers import default_jobs, run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Running checks of many files at once, in bounded memory."""
+"""Work on many items at once, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 Task = TypeVar("Task")
+Result = TypeVar("Result")
 _MOST = 8
 _WAITING_PER_JOB = 2
 
@@ -20,21 +21,29 @@ def default_jobs() -> int:
     return min(len(os.sched_getaffinity(0)), _MOST)
 
 
-def run_bounded(work: Callable[[Task], None], tasks: Iterable[Task], jobs: int) -> None:
-    """Call ``work`` on every task from ``jobs`` threads.
+def map_bounded(
+    work: Callable[[Task], Result], tasks: Iterable[Task], jobs: int
+) -> Iterator[Result]:
+    """Call ``work`` on every task from ``jobs`` threads; yield the results in order.
 
     Tasks are drawn only as threads become free, so ``tasks`` may be a generator whose
     items are large. The first exception ends the run once the started tasks are done.
     """
-    with ThreadPoolExecutor(jobs, thread_name_prefix="verify") as pool:
-        waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(jobs, thread_name_prefix="work") as pool:
+        waiting: deque[Future[Result]] = deque()
         try:
             for task in tasks:
                 waiting.append(pool.submit(work, task))
                 if len(waiting) >= jobs * _WAITING_PER_JOB:
-                    waiting.popleft().result()
+                    yield waiting.popleft().result()
             while waiting:
-                waiting.popleft().result()
+                yield waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def run_bounded(work: Callable[[Task], None], tasks: Iterable[Task], jobs: int) -> None:
+    """Do as `map_bounded` and drop the results."""
+    for _ in map_bounded(work, tasks, jobs):
+        pass

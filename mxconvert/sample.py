@@ -1,0 +1,38 @@
+"""A part of many items, such that several runs cover all of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mxconvert.errors import UsageError
+
+_SAMPLE = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Part ``number`` of ``parts`` equal parts; the parts together are everything."""
+
+    number: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Sample:
+        """Read ``N/T``.
+
+        Raises:
+            UsageError: Not of that form, or N not in 1 to T.
+        """
+        match = _SAMPLE.fullmatch(text)
+        if match is None or int(match[1]) > int(match[2]):
+            raise UsageError(
+                f"--sample {text!r}: expected N/T with N from 1 to T",
+                hint="use --sample 1/10, tomorrow 2/10, and so on",
+                code="bad-sample",
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def takes(self, position: int) -> bool:
+        """Whether the item at ``position`` (from 0) belongs to the part."""
+        return position % self.parts == self.number - 1
