@@ -53,7 +53,8 @@ def find_recipe(config: Mapping[str, Any], name: str | None = None) -> Recipe | 
         raise UsageError(
             f"--recipe {name}: no such recipe", hint=f"one of: {', '.join(recipe_names())}"
         )
-    types = {config.get("model_type"), text_config(config).get("model_type")}
+    stated = (config.get("model_type"), text_config(config).get("model_type"))
+    types = {value for value in stated if isinstance(value, str)}
     return next((recipe for recipe in FAMILIES if recipe.model_types & types), None)
 
 

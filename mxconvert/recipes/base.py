@@ -62,8 +62,11 @@ COMMON_ROLES: tuple[tuple[Role, str], ...] = (
     (Role.MLP, r"(^|\.)(mlp|feed_forward|ffn|intermediate|output)\.\w+"),
 )  # fmt: skip
 _COMMON_ROLES = tuple((role, re.compile(pattern)) for role, pattern in COMMON_ROLES)
-_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,5})\.")
 _MTP_PREFIX = re.compile(r"(^|\.)mtp\.")
+
+LARGEST_NUMBER = 99_999
+"""Of layers and experts; tensor names with more digits are not taken for theirs."""
 
 LINEAR_ROLES = frozenset({Role.EXPERT, Role.SHARED_EXPERT, Role.ATTENTION, Role.MLP, Role.OTHER})
 """Roles whose 2-D weights ``--scope linear`` quantizes."""
@@ -165,16 +168,17 @@ def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     """Return the first of ``keys`` that the config (or its text_config) holds.
 
     Raises:
-        SourceError: The value is not a positive integer.
+        SourceError: The value is not a number that a model can have.
     """
     for part in (text_config(config), config):
         for key in keys:
             value = part.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
                 raise SourceError(
-                    f"config.json: {key} is {brief(value)}, expected a whole number",
+                    f"config.json: {key} is {brief(value)}, expected a whole number of at most "
+                    f"{LARGEST_NUMBER}",
                     hint="correct config.json",
                 )
             return value

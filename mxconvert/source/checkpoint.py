@@ -57,6 +57,10 @@ def _others(skipped: Iterable[Skipped], reason: str) -> str:
     return f" (found {_some(names)})" if names else ""
 
 
+def _short(name: str) -> str:
+    return brief(name)[1:-1] if name.isprintable() else brief(name)
+
+
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
@@ -168,7 +172,7 @@ def _refuse_missing_shards(listing: Listing, index: ShardIndex) -> None:
     counts = Counter(file for file in index.weight_map.values() if file not in present)
     if not counts:
         return
-    lines = "; ".join(f"{name} ({count} tensors)" for name, count in sorted(counts.items()))
+    lines = "; ".join(f"{_short(name)} ({count} tensors)" for name, count in sorted(counts.items()))
     raise SourceError(
         f"{index.path} names {len(counts)} files that are not in the folder: {lines}",
         hint="fetch the missing shards, for example by running the download again",
