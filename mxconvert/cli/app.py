@@ -10,6 +10,8 @@ import typer
 
 from mxconvert import __version__
 from mxconvert.cli import runtime
+from mxconvert.cli.cmd_bench import bench
+from mxconvert.cli.cmd_doctor import doctor
 from mxconvert.cli.cmd_inspect import inspect
 from mxconvert.cli.cmd_plan import plan
 from mxconvert.cli.cmd_quantize import quantize
@@ -28,7 +30,7 @@ app = typer.Typer(
     "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
     "130/143 interrupted.",
 )
-for command in (inspect, plan, quantize, verify):
+for command in (inspect, plan, quantize, verify, bench, doctor):
     app.command()(command)
 
 

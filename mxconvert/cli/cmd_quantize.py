@@ -32,10 +32,7 @@ def quantize(
     ] = False,
     jobs: o.Jobs = None,
     max_memory: o.MaxMemory = "512MiB",
-    backend: Annotated[
-        str,
-        typer.Option("--backend", metavar="auto|llvm|numpy", help="CPU kernels; same bytes."),
-    ] = "auto",
+    backend: o.Backend = "auto",
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,7 +78,7 @@ def quantize(
     run_options = RunOptions(
         jobs=jobs,
         max_memory=runtime.parse_size(max_memory),
-        backend=_backend(backend),
+        backend=o.check_backend(backend),
         overwrite=overwrite,
         break_lock=break_lock,
         recheck=recheck,
@@ -96,15 +93,6 @@ def quantize(
         emit("summary", **summary(checkpoint, made, result))
     elif not quiet:
         _print_summary(checkpoint, made, result, dst)
-
-
-def _backend(name: str) -> str:
-    allowed = ("auto", "llvm", "numpy")
-    if name not in allowed:
-        raise typer.BadParameter(
-            f"{name!r} is not one of {', '.join(allowed)}", param_hint="--backend"
-        )
-    return name
 
 
 def _pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> None:

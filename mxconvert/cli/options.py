@@ -40,6 +40,10 @@ Jobs = Annotated[
     int | None,
     typer.Option("-j", "--jobs", min=1, help="Worker threads [default: all processors]."),
 ]
+Backend = Annotated[
+    str,
+    typer.Option("--backend", metavar="auto|llvm|numpy", help="CPU kernels; same bytes."),
+]
 MaxMemory = Annotated[
     str,
     typer.Option("--max-memory", metavar="SIZE", help="Memory the process may take, e.g. 512MiB."),
@@ -110,6 +114,17 @@ BaseModel = Annotated[
         "--base-model", metavar="NAME", help="The hub's name of the source, for the card."
     ),
 ]
+
+
+def check_backend(name: str) -> str:
+    """Return ``name`` if ``--backend`` takes it."""
+    from mxconvert.quantize import backend_names
+
+    if name not in backend_names():
+        raise typer.BadParameter(
+            f"{name!r} is not one of {', '.join(backend_names())}", param_hint="--backend"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
