@@ -512,12 +512,12 @@ def test_reader_of_the_events_goes_away(reference: Reference, tmp_path: Path) ->
     import subprocess
     import sys
 
-    from tests.support.cli import _environment
+    from tests.support.cli import environment
 
     target = tmp_path / "target"
     command = [sys.executable, "-m", "mxconvert", "quantize", reference.source, target, "--json"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(None)
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     ) as process:
         assert process.stdout
         process.stdout.close()

@@ -6,11 +6,14 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import fail_cleanly, run_cli, shell, start_cli
+from tests.support.cli import environment
 from tests.support.runs import (
     MANIFEST,
     WORK_FOLDER,
@@ -194,3 +197,48 @@ def test_lock_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         module.Lock(tmp_path).acquire(ignore)
     lock.release()
     module.Lock(tmp_path).acquire(ignore)
+
+
+CONTENDER = """
+import pathlib, sys, time
+from mxconvert.errors import LocalError
+from mxconvert.events import ignore
+from mxconvert.pipeline.lock import Lock
+for line in sys.stdin:
+    lock = Lock(pathlib.Path(line.strip()))
+    try:
+        lock.acquire(ignore)
+        print("mine", flush=True)
+    except LocalError as error:
+        print(error.code, flush=True)
+"""
+
+
+def test_dead_lock_is_taken_over_by_one_of_many(tmp_path: Path) -> None:
+    """Several runs see it at the same moment; each names the one that was first."""
+    dead = {"pid": 2**22 + 1, "host": socket.gethostname(), "started": 1, "ticks": 1}
+    contenders = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONTENDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        for _ in range(4)
+    ]
+    try:
+        for number in range(30):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "lock").write_text(json.dumps(dead))
+            for contender in contenders:
+                assert contender.stdin
+                contender.stdin.write(f"{folder}\n")
+                contender.stdin.flush()
+            answers = sorted(c.stdout.readline().strip() for c in contenders if c.stdout)
+            assert answers == ["locked", "locked", "locked", "mine"]
+            assert [path.name for path in folder.iterdir()] == ["lock"]
+    finally:
+        for contender in contenders:
+            contender.communicate()

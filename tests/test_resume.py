@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,6 +26,9 @@ from tests.support.runs import (
     partials,
     stopped,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 JOURNAL = f"{WORK_FOLDER}/journal.json"
 KILLED = -9
@@ -268,9 +272,13 @@ def test_other_options_are_refused(
     result = run_cli("quantize", half_done, target, *options)
     fail_cleanly(result, 2, "started differently", *words)
     assert _contents(target) == before
+
+
+def test_overwriting_starts_over_with_other_options(half_done: Path, tmp_path: Path) -> None:
+    target, clean = tmp_path / "target", tmp_path / "clean"
+    options = ("--layout", "layers", "--scale-rule", "even")
     over = run_cli("quantize", half_done, target, "--overwrite", "--json", *options).ok()
     assert events(over, "summary")[0]["files_kept"] == 0
-    clean = tmp_path / "clean"
     run_cli("quantize", half_done, clean, *options).ok()
     assert snapshot(clean) == snapshot(target)
 
@@ -405,6 +413,37 @@ def test_artifact_of_other_inputs_is_not_called_complete(
     result = run_cli("quantize", source, target, *options)
     fail_cleanly(result, 2, "is not empty", *words, "--overwrite")
     assert snapshot(target) == reference.files
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _empty])
+@pytest.mark.parametrize(
+    "name",
+    ["model-experts-00003-00003.safetensors", "tokenizer.json", "model.safetensors.index.json"],
+)
+def test_artifact_with_a_missing_file_is_not_called_complete(
+    reference: Reference, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    """Neither by verify nor by a rerun, which offers to start over and then mends it."""
+    target = tmp_path / "target"
+    shutil.copytree(reference.target, target)
+    damage(target / name)
+    fail_cleanly(shell("verify", target), 4, name)
+    refused = shell("quantize", reference.source, target)
+    fail_cleanly(refused, 2, "is not empty", f"{name} is damaged", "--overwrite")
+    mended = shell("quantize", reference.source, target, "--overwrite", "--json").ok()
+    reference.assert_same(target, mended)
+
+
+def test_artifact_without_its_manifest_is_none(reference: Reference, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(reference.target, target)
+    (target / MANIFEST).unlink()
+    fail_cleanly(shell("verify", target), 4, MANIFEST)
+    fail_cleanly(shell("quantize", reference.source, target), 2, "is not empty", "--overwrite")
 
 
 def test_source_that_changes_while_the_run_sleeps(half_done: Path, tmp_path: Path) -> None:

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mxconvert.errors import LocalError
 from mxconvert.events import Notice, Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LOCK_NAME = "lock"
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -77,7 +82,8 @@ class Lock:
         mine = self._path.with_name(f"{LOCK_NAME}.{self._holder.host}.{self._holder.pid}")
         try:
             while not self._try_link(mine):
-                self._make_way(report, break_lock=break_lock)
+                with contextlib.suppress(FileNotFoundError), _alone(self._path.parent):
+                    self._make_way(report, break_lock=break_lock)
         except OSError as error:
             raise LocalError(f"{self._path}: {error.strerror}") from error
         finally:
@@ -145,6 +151,18 @@ class Lock:
         with contextlib.suppress(OSError):
             if self._path.read_text(encoding="utf-8") == self._text:
                 self._path.unlink()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one run of this host at a time judge and remove a lock."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # not on every network file system
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _parse(raw: str) -> Holder | None:

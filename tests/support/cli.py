@@ -48,7 +48,8 @@ class Result:
         return self
 
 
-def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment that commands run in: ours, plain, with this checkout first."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MXCONVERT_")}
     paths = [str(ROOT), str(ROOT / "kernels"), kept.get("PYTHONPATH", "")]
     plain = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": _WIDE, "PYTHONUNBUFFERED": "1"}
@@ -85,7 +86,7 @@ class Running:
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,
-            env=_environment(env),
+            env=environment(env),
             cwd=cwd,
         )
 
