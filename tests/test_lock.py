@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,7 +60,7 @@ def test_second_of_two_simultaneous_runs_fails_at_once(
         start_cli(*arguments, env=environment) as two,
     ):
         while one.process.poll() is None and two.process.poll() is None:
-            pass
+            time.sleep(0.005)
         loser, winner = (one, two) if one.process.poll() is not None else (two, one)
         refused = loser.wait()
         fail_cleanly(refused, 7, f"process {winner.process.pid}", socket.gethostname())
@@ -147,7 +149,7 @@ def test_broken_lock_is_not_given_back_by_its_first_holder(tmp_path: Path) -> No
     from mxconvert.pipeline.lock import Lock
 
     first, second = Lock(tmp_path), Lock(tmp_path)
-    second._text = second._text.replace('"started": ', '"started": 1')
+    first._text = first._text.replace(socket.gethostname(), "node-17.example")
     first.acquire(ignore)
     second.acquire(ignore, break_lock=True)
     taken = (tmp_path / "lock").read_text()
@@ -155,6 +157,50 @@ def test_broken_lock_is_not_given_back_by_its_first_holder(tmp_path: Path) -> No
     assert (tmp_path / "lock").read_text() == taken
     second.release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_of_a_living_run_cannot_be_broken(reference: Reference, tmp_path: Path) -> None:
+    """--break-lock is for holders that cannot be seen, not for a run on this host."""
+    target = tmp_path / "target"
+    with stopped("quantize", reference.source, target, "--json", at="engine.convert:5") as run:
+        refused = run_cli("quantize", reference.source, target, "--break-lock")
+        fail_cleanly(refused, 7, f"process {run.process.pid}", "wait for it to end")
+        assert "--break-lock" not in refused.stderr
+        reference.assert_same(target, go_on(run).ok())
+
+
+def test_living_run_in_another_container_is_not_dead(reference: Reference, tmp_path: Path) -> None:
+    """Containers may share host name and folder, and not see each other's processes."""
+    target = tmp_path / "target"
+    _half_done(reference, target)
+    with (target / LOCK).open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused = run_cli("quantize", reference.source, target)
+        fail_cleanly(refused, 7, "another run is working here", "--break-lock")
+    assert "lock-taken-over" in codes(reference.rerun(target))
+
+
+def test_run_keeps_its_flock_until_it_ends(reference: Reference, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with stopped("quantize", reference.source, target, at="engine.convert:5") as run:
+        with (target / LOCK).open("r+b") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        go_on(run).ok()
+
+
+def test_remains_of_a_run_with_the_same_process_number(tmp_path: Path) -> None:
+    """Killed between linking its file to the lock and removing it; containers reuse numbers."""
+    from mxconvert.events import ignore
+    from mxconvert.pipeline.lock import Lock
+
+    mine = tmp_path / f"lock.{socket.gethostname()}.{os.getpid()}"
+    dead = {"pid": os.getpid(), "host": socket.gethostname(), "started": 1, "ticks": 1}
+    mine.write_text(json.dumps(dead))
+    os.link(mine, tmp_path / "lock")
+    lock = Lock(tmp_path)
+    lock.acquire(ignore)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert json.loads((tmp_path / "lock").read_text())["ticks"] != 1
 
 
 def test_lock_where_its_folder_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

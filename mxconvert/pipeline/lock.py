@@ -2,7 +2,8 @@
 
 A lock is a file that names its holder. It is created by linking a finished file to its
 name, which is atomic on network file systems too, and it says enough to tell a dead
-holder from a living one.
+holder from a living one. The holder keeps a ``flock`` on it as well: two containers may
+share a host's name, but do not see each other's processes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCK_NAME = "lock"
+_MODE = 0o644
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -45,9 +47,15 @@ class Holder:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
         return f"process {self.pid} on host {self.host}, started {when}"
 
-    def is_dead(self) -> bool:
-        """Whether the holder ran on this host and runs no more."""
-        return self.host == socket.gethostname() and _ticks(self.pid) != self.ticks
+    @property
+    def is_local(self) -> bool:
+        """Whether the holder ran on this host."""
+        return self.host == socket.gethostname()
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether its process can be seen from here."""
+        return _ticks(self.pid) == self.ticks
 
 
 def _ticks(pid: int) -> int:
@@ -68,13 +76,14 @@ class Lock:
             os.getpid(), socket.gethostname(), int(time.time()), _ticks(os.getpid())
         )
         self._text = json.dumps(asdict(self._holder))
+        self._fd = -1
 
     def acquire(self, report: Reporter, *, break_lock: bool = False) -> None:
         """Take the lock or fail at once.
 
         Args:
             report: Told when the lock of a dead run is taken over.
-            break_lock: Take over a lock of another host as well.
+            break_lock: Take over a lock whose holder cannot be seen from here as well.
 
         Raises:
             LocalError: Somebody else holds it; names the holder.
@@ -84,7 +93,11 @@ class Lock:
             while not self._try_link(mine):
                 with contextlib.suppress(FileNotFoundError), _alone(self._path.parent):
                     self._make_way(report, break_lock=break_lock)
+        except LocalError:
+            self._close()
+            raise
         except OSError as error:
+            self._close()
             raise LocalError(f"{self._path}: {error.strerror}") from error
         finally:
             with contextlib.suppress(OSError):
@@ -94,7 +107,8 @@ class Lock:
         # A run that ends removes the folder: what was written here may be gone again.
         self._path.parent.mkdir(exist_ok=True)
         try:
-            mine.write_text(self._text, encoding="utf-8")
+            mine.unlink(missing_ok=True)  # of a killed run with this process's number
+            self._write(mine)
             os.link(mine, self._path)
         except (FileExistsError, FileNotFoundError):
             return False
@@ -107,11 +121,23 @@ class Lock:
     def _try_create(self) -> bool:
         """Take the lock where the file system has no hard links."""
         try:
-            with self._path.open("x", encoding="utf-8") as file:
-                file.write(self._text)
+            self._write(self._path)
         except FileExistsError:
             return False
         return True
+
+    def _write(self, path: Path) -> None:
+        """Write the holder to a new file and keep it open with a ``flock`` on it."""
+        self._close()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        with contextlib.suppress(OSError):  # not on every network file system
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(self._fd, self._text.encode())
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _make_way(self, report: Reporter, *, break_lock: bool) -> None:
         """Remove the lock of a dead run, or raise."""
@@ -120,12 +146,13 @@ class Lock:
         except FileNotFoundError:
             return  # released meanwhile
         holder = _parse(raw)
-        dead = holder is not None and holder.is_dead()
-        if not (dead or break_lock):
+        if not _may_take_over(holder, self._path, break_lock=break_lock):
+            elsewhere = "; if that host is gone for good, pass --break-lock"
+            here = holder is not None and holder.is_local and holder.is_visible
             raise LocalError(
                 f"{self._path.parent.parent}: another run is working here: "
                 f"{holder or 'unreadable lock file'}",
-                hint="wait for it to end; if that host is gone for good, pass --break-lock",
+                hint="wait for it to end" + ("" if here else elsewhere),
                 code="locked",
             )
         # Rename before removing: of two runs that see the same dead lock, one wins.
@@ -151,6 +178,7 @@ class Lock:
         with contextlib.suppress(OSError):
             if self._path.read_text(encoding="utf-8") == self._text:
                 self._path.unlink()
+        self._close()
 
 
 @contextlib.contextmanager
@@ -163,6 +191,32 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _may_take_over(holder: Holder | None, path: Path, *, break_lock: bool) -> bool:
+    """Whether a lock's holder is dead, or asked to be taken for dead and not known to live."""
+    if holder is None or not holder.is_local:
+        return break_lock
+    if holder.is_visible:
+        return False
+    return break_lock or not _is_held(path)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether some process has a ``flock`` on a file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _parse(raw: str) -> Holder | None:
