@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,7 @@ from mxconvert.cli.cmd_inspect import inspect
 from mxconvert.cli.cmd_plan import plan
 from mxconvert.cli.cmd_quantize import quantize
 from mxconvert.cli.cmd_verify import verify
-from mxconvert.errors import ExitStatus, MxConvertError
+from mxconvert.errors import ExitStatus, MxConvertError, UsageError
 
 app = typer.Typer(
     name="mxconvert",
@@ -55,8 +55,9 @@ def _root(
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     runtime.install_signal_handlers()
+    runtime.tolerate_any_text()
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or ExitStatus.OK)
     except MxConvertError as error:
         if runtime.state.debug:
             traceback.print_exc()
@@ -65,7 +66,11 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(ExitStatus.FAILURE)
+    except typer.Abort:
+        sys.exit(ExitStatus.FAILURE)
     except Exception as error:  # a bug, or something nobody foresaw
+        if hasattr(error, "format_message"):
+            _refuse_arguments(error)
         if runtime.state.debug:
             raise
         runtime.print_error(
@@ -76,4 +81,15 @@ def main() -> NoReturn:
             )
         )
         sys.exit(ExitStatus.FAILURE)
-    sys.exit(ExitStatus.OK)  # pragma: no cover  (typer exits by itself)
+
+
+def _refuse_arguments(error: Any) -> NoReturn:
+    """End after an error of the argument parser (a ClickException of typer's own click)."""
+    if "--json" in sys.argv:  # the option itself may not have been read yet
+        runtime.state.json = True
+        message = error.format_message()
+        hint = "`mxconvert COMMAND --help` lists arguments and options"
+        runtime.print_error(UsageError(message, hint=hint))
+    else:
+        error.show()
+    sys.exit(error.exit_code)

@@ -29,8 +29,8 @@ def plan(
     the files with their sizes.
     """
     del debug
-    _, made = load_plan(src, options, strict=strict, show_notices=not json)
-    show_plan(made, json=json)
+    checkpoint, made = load_plan(src, options, strict=strict, show_notices=not json)
+    show_plan(checkpoint, made, json=json)
 
 
 def load_plan(
@@ -49,12 +49,12 @@ def load_plan(
     return checkpoint, made
 
 
-def show_plan(made: Plan, *, json: bool) -> None:
+def show_plan(checkpoint: Checkpoint, made: Plan, *, json: bool) -> None:
     """Print a plan as a table or as one JSON document."""
     if json:
         from mxconvert.plan import plan_document
 
-        print_json(plan_document(made))
+        print_json(plan_document(made, checkpoint.notices))
         return
     from mxconvert.cli.tables import Table
 

@@ -68,17 +68,18 @@ def quantize(
     from mxconvert.source import local_path
 
     source, target = local_path(src, "SRC"), local_path(dst, "DST")
+    memory, kernels = runtime.parse_size(max_memory), o.check_backend(backend)
     check_destination(source, target)
     checkpoint, made = load_plan(src, options, strict=strict, show_notices=dry_run and not json)
     if dry_run:
-        show_plan(made, json=json)
+        show_plan(checkpoint, made, json=json)
         return
     from mxconvert.pipeline import RunOptions, quantize_checkpoint
 
     run_options = RunOptions(
         jobs=jobs,
-        max_memory=runtime.parse_size(max_memory),
-        backend=o.check_backend(backend),
+        max_memory=memory,
+        backend=kernels,
         overwrite=overwrite,
         break_lock=break_lock,
         recheck=recheck,

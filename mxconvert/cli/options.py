@@ -11,7 +11,9 @@ import typer
 
 from mxconvert.cli import runtime
 from mxconvert.cli.runtime import parse_size
+from mxconvert.errors import UsageError
 from mxconvert.model import Activations, Layout, Options, ScaleRule, Scope, Unindexed
+from mxconvert.safetensors_format import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +146,14 @@ class _PlanOptions:
     base_model: BaseModel = None
 
     def collect(self) -> Options:
-        """Return the options that plans are made from."""
+        """Return the options that plans are made from.
+
+        Raises:
+            UsageError: Text that the manifest cannot hold.
+        """
+        for text in (self.recipe, self.base_model, *(self.include or ()), *(self.exclude or ())):
+            if text is not None and not is_utf8(text):
+                raise UsageError(f"{text!a} is not UTF-8", hint="check the shell's encoding")
         return Options(
             scale_rule=self.scale_rule,
             scope=self.scope,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -21,7 +22,7 @@ _UNITS = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)$")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)$", re.ASCII)
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -78,8 +79,25 @@ def print_error(error: MxConvertError) -> None:
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout."""
-    sys.stdout.write(json.dumps(document, indent=indent, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    if not _can_print(text):
+        text = json.dumps(document, indent=indent)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def tolerate_any_text() -> None:
+    """Let stdout escape what its encoding lacks, as stderr does; names can be anything."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 # ------------------------------------------------------------------------------ units

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mxconvert import __version__
 from mxconvert.manifest.canonical import encode_canonical
@@ -21,6 +21,7 @@ from mxconvert.manifest.records import (
     TensorRecord,
     Treatment,
 )
+from mxconvert.safetensors_format import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -97,12 +98,17 @@ def _model_facts(plan: Plan, config: Mapping[str, Any]) -> ModelFacts:
         architectures=tuple(
             name
             for name in (architectures if isinstance(architectures, list) else [])
-            if isinstance(name, str)
+            if _is_text(name)
         ),
-        model_type=model_type if isinstance(model_type, str) else None,
+        model_type=model_type if _is_text(model_type) else None,
         recipe=plan.recipe,
         num_experts=plan.num_experts,
     )
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether a config's value is text that UTF-8 can hold (JSON can escape what it cannot)."""
+    return isinstance(value, str) and is_utf8(value)
 
 
 def _treatment(totals: Totals) -> Treatment:

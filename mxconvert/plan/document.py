@@ -6,13 +6,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mxconvert.model import OutputFile, Plan, Totals
 
 SCHEMA_VERSION = 1
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return what ``plan --json`` prints; fields are described in ``docs/reference/cli.md``."""
+def plan_document(plan: Plan, notices: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
+    """Return what ``plan --json`` prints; fields are described in ``docs/reference/cli.md``.
+
+    ``notices`` are those of the source; the plan's own follow them.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "type": "plan",
@@ -28,7 +33,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "ignore": list(plan.ignore),
         "files": [_file(file) for file in plan.files],
         "index": plan.index,
-        "notices": [{"code": code, "message": message} for code, message in plan.notices],
+        "notices": [
+            {"code": code, "message": message} for code, message in (*notices, *plan.notices)
+        ],
     }
 
 
