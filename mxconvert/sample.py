@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from mxconvert.errors import UsageError
 
+WHOLE_SOURCE_LIMIT = 8 * 2**30
+"""Bytes of source tensors up to which all of them are read by default."""
+
 _SAMPLE = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
 
 
@@ -32,6 +35,17 @@ class Sample:
                 code="bad-sample",
             )
         return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def choose(cls, text: str | None, size: int) -> Sample:
+        """Return the sample asked for; without one, a part of about `WHOLE_SOURCE_LIMIT`.
+
+        Raises:
+            UsageError: Not of the form ``N/T``, or N not in 1 to T.
+        """
+        if text is not None:
+            return cls.parse(text)
+        return cls(1, max(1, -(-size // WHOLE_SOURCE_LIMIT)))
 
     def takes(self, position: int) -> bool:
         """Whether the item at ``position`` (from 0) belongs to the part."""

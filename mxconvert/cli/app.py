@@ -15,6 +15,7 @@ from mxconvert.cli.cmd_doctor import doctor
 from mxconvert.cli.cmd_inspect import inspect
 from mxconvert.cli.cmd_plan import plan
 from mxconvert.cli.cmd_quantize import quantize
+from mxconvert.cli.cmd_report import report
 from mxconvert.cli.cmd_verify import verify
 from mxconvert.errors import ExitStatus, MxConvertError, UsageError
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
     "130/143 interrupted.",
 )
-for command in (inspect, plan, quantize, verify, bench, doctor):
+for command in (inspect, plan, quantize, verify, report, bench, doctor):
     app.command()(command)
 
 

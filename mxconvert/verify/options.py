@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 DEFAULT_MAX_ERROR = 0.25
 """Relative RMSE of a tensor beyond which it fails; MXFP4 of usual weights has 0.11 to 0.13."""
 
-WHOLE_SOURCE_LIMIT = 8 * 2**30
-"""Bytes of source tensors up to which the numeric level reads all of them by default."""
-
 _ID = re.compile(r"[0-9a-f]{16,64}")
 
 

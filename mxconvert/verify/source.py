@@ -15,7 +15,6 @@ from mxconvert.source import SourceReader, open_checkpoint
 from mxconvert.statistics import ITEM_SIZES
 from mxconvert.verify.measure import ErrorCheck
 from mxconvert.verify.numeric import ArtifactReader, NumericCheck, Unit, units_of
-from mxconvert.verify.options import WHOLE_SOURCE_LIMIT
 from mxconvert.verify.report import Check, Collector
 from mxconvert.verify.structure import BLOCK_SIZE, PACKED, SCALE, WEIGHT
 from mxconvert.workers import default_jobs, run_bounded
@@ -124,10 +123,7 @@ class SourceRun:
         return self.options.source
 
     def _sample(self, size: int) -> Sample:
-        if self.options.sample is not None:
-            sample = Sample.parse(self.options.sample)
-        else:
-            sample = Sample(1, max(1, -(-size // WHOLE_SOURCE_LIMIT)))
+        sample = Sample.choose(self.options.sample, size)
         if sample.parts > 1:
             self.collector.skip(
                 f"only part {sample.number} of {sample.parts} of the weights was compared with "
