@@ -107,3 +107,20 @@ def test_pieces_of_any_size_make_the_same_bytes(tmp_path: Path, backend: str) ->
     assert snapshot(cut) == snapshot(whole)
     assert result.max_rss <= least * TOLERANCE
     shell("verify", cut, "--level", "numeric", "--source", source).ok()
+
+
+@pytest.mark.slow
+def test_peak_at_full_size(tmp_path: Path) -> None:
+    """4 and 16 shards of 64 MiB, then 16 jobs on 16 shards with one tensor of 512 MiB."""
+    small = zeros(tmp_path / "s4", layers=4, experts=10)
+    large = zeros(tmp_path / "s16", layers=16, experts=10)
+    giant = zeros(tmp_path / "giant", layers=1, experts=1, hidden=2048, inner=128 * 1024)
+    peaks = [
+        _quantize(source, tmp_path / f"of-{source.name}", "--jobs", "1").max_rss
+        for source in (small, large)
+    ]
+    assert peaks[1] <= peaks[0] * TOLERANCE
+    for source in (large, giant):
+        target = tmp_path / f"jobs-{source.name}"
+        result = _quantize(source, target, "--jobs", "16", "--max-memory", "512MiB")
+        assert result.max_rss <= 512 * MIB * TOLERANCE
