@@ -32,11 +32,12 @@ def write_synced(path: Path, limit: int, budget_s: float) -> float:
         OSError: The disk refuses.
     """
     piece = memoryview(os.urandom(PIECE_SIZE))  # nothing a file system could compress
+    step = max(min(_SYNC_EVERY, limit) // PIECE_SIZE, 1)
     begin, done = time.perf_counter(), 0
     fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         while done < limit and time.perf_counter() - begin < budget_s:
-            for _ in range(_SYNC_EVERY // PIECE_SIZE):
+            for _ in range(step):
                 done += os.write(fd, piece)
             os.fsync(fd)
     finally:
@@ -88,21 +89,19 @@ def read_through(
     """
     files = list(files)
     ranges = [
-        (file.path, offset)
+        (file.path, offset, min(PIECE_SIZE, file.size - offset))
         for file in files
-        for offset in range(0, file.size - PIECE_SIZE + 1, PIECE_SIZE)
+        for offset in range(0, file.size, PIECE_SIZE)
     ][: max(limit // PIECE_SIZE, 1)]
-    if not ranges:
-        return 0.0
     deadline = time.perf_counter() + budget_s
     done: list[int] = []
     buffers = [memoryview(bytearray(PIECE_SIZE)) for _ in range(threads)]
 
     def read(item: int) -> None:
         if time.perf_counter() < deadline:
-            path, offset = ranges[item]
-            reader.read_into(path, offset, buffers[item % threads])
-            done.append(PIECE_SIZE)
+            path, offset, size = ranges[item]
+            reader.read_into(path, offset, buffers[item % threads][:size])
+            done.append(size)
 
     def once() -> int:
         run_on_threads(threads, read, range(len(ranges)))
