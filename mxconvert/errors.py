@@ -97,12 +97,8 @@ class MissingExtraError(MxConvertError):
 
 
 class Interrupted(MxConvertError):  # noqa: N818  (an event, not an error of the program)
-    """The run was stopped by SIGINT or SIGTERM; finished work is kept."""
+    """The command was stopped by SIGINT or SIGTERM."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(
-            "interrupted; finished files are kept",
-            hint="run the same command again to resume",
-            code="interrupted",
-        )
+        super().__init__("interrupted", code="interrupted")
         self.exit_status = ExitStatus(128 + signum)

@@ -220,6 +220,7 @@ def occupied(tmp_path: Path) -> Path:
     target = tmp_path / "target"
     run_cli("quantize", older, target).ok()
     (target / "mxconvert.manifest.json.sig").write_text("of the older artifact")
+    (target / ".mxconvert-report.jsonl.zst").write_bytes(b"of the older artifact")
     (target / "model-00001-of-00005.safetensors").write_bytes(b"older still")
     (target / "pytorch_model.bin").write_bytes(b"another format")
     (target / "special_tokens_map.json").write_text("{}")

@@ -11,6 +11,7 @@ from mxconvert.events import Notice
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, parse_manifest
 from mxconvert.manifest.loadable import may_be_loaded
 from mxconvert.pipeline.journal import JOURNAL_FOLDER
+from mxconvert.statistics import REPORT_NAME
 from mxconvert.writer import PARTIAL_SUFFIX, remove_quietly
 from mxconvert.writer.atomic import local_error
 
@@ -147,6 +148,8 @@ def clear(target: Path, report: Reporter) -> None:
 
 
 def _is_model_file(name: str) -> bool:
+    if name == REPORT_NAME:  # of the artifact that is removed
+        return True
     parts = name.split("/")
     if any(part.startswith(".") for part in parts):
         return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import (
+    Interrupted,
     LocalError,
     MxConvertError,
     PartialError,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, OutputFile, Plan
+
+
+_AGAIN = "the same command again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +125,7 @@ def quantize_checkpoint(
         # Another run may have ended here meanwhile, or been killed just before its end.
         return run.complete_already() or run(stop or StopToken())
     except MxConvertError as error:
-        if options.overwrite and error.hint:
-            again = "the same command again"
-            error.hint = error.hint.replace(again, f"{again} without --overwrite")
+        _say_how_to_resume(error, overwrite=options.overwrite)
         raise
     finally:
         if not run.journal.exists:
@@ -131,6 +133,14 @@ def quantize_checkpoint(
                 run.journal.remove()
         lock.release()
         run.journal.remove_folder()
+
+
+def _say_how_to_resume(error: MxConvertError, *, overwrite: bool) -> None:
+    if isinstance(error, Interrupted):
+        error.message += "; finished files are kept"
+        error.hint = f"run {_AGAIN} to resume"
+    if overwrite and error.hint:  # which always starts over
+        error.hint = error.hint.replace(_AGAIN, f"{_AGAIN} without --overwrite")
 
 
 class _Run:

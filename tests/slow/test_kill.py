@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
+import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.support import bf16_model, shell, snapshot, start_cli
+from tests.support import Running, bf16_model, fail_cleanly, shell, snapshot, start_cli
 from tests.support.runs import Reference, final_names, make_reference
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +78,28 @@ def test_twenty_kills_in_a_row_are_survived(large: Reference, tmp_path: Path) ->
     large.rerun(target)
     assert snapshot(target) == large.files
     shell("verify", target, "--level", "numeric", "--source", large.source).ok()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_ends_a_verification(large: Reference, signum: signal.Signals, status: int) -> None:
+    """Sent while it reads the first weights."""
+    arguments = ("verify", large.target, "--level", "numeric", "--source", large.source)
+    with start_cli(*arguments, "--jobs", "1") as run:
+        _wait_for_open_file(run, ".safetensors")
+        begin = time.monotonic()
+        run.process.send_signal(signum)
+        result = run.wait()
+    assert time.monotonic() - begin < 10
+    fail_cleanly(result, status, "interrupted")
+    assert result.stdout == ""
+    assert "resume" not in result.stderr
+    assert snapshot(large.target) == large.files
+
+
+def _wait_for_open_file(run: Running, suffix: str) -> None:
+    while run.process.poll() is None:
+        for link in Path(f"/proc/{run.process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if link.readlink().suffix == suffix:
+                    return
+    raise AssertionError(run.stderr_so_far())
