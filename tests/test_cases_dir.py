@@ -216,6 +216,25 @@ def test_a_consolidated_file_alone_is_the_model(model: Model, tmp_path: Path) ->
     assert len(converted(source, tmp_path / "out").artifact.quantized) == 48
 
 
+def test_without_an_index_nothing_is_left_out_silently(model: Model, tmp_path: Path) -> None:
+    """Weights in a folder of their own need a decision; a second copy gets its line."""
+    source = model.write(tmp_path / "source", index=False)
+    draft = {"mtp.layers.0.norm.weight": tensor("norm", (64,))}
+    (source / "mtp").mkdir()
+    raw_safetensors(source / "mtp" / "model.safetensors", draft)
+    raw_safetensors(source / "consolidated.safetensors", {"x": tensor("x", (2, 2))})
+    (source / "copy").mkdir()
+    shutil.copy(source / FIRST, source / "copy" / FIRST)
+    says = ("mtp/model.safetensors", "mtp.layers.0.norm.weight", "--unindexed include")
+    refused(source, tmp_path / "out", says=says)
+    taken = converted(source, tmp_path / "with", "--unindexed", "include")
+    assert draft.keys() <= taken.artifact.tensors.keys()
+    left = converted(source, tmp_path / "without", "--unindexed", "skip")
+    lines = " ".join(left.notices["skipped-weights"])
+    for name in ("mtp/model.safetensors", "consolidated.safetensors", f"copy/{FIRST}"):
+        assert name in lines
+
+
 def test_two_shard_sets_side_by_side(
     model: Model, reference: dict[str, str], tmp_path: Path
 ) -> None:

@@ -198,6 +198,30 @@ def test_experts_of_an_unknown_inner_layout_are_refused(model: Model, tmp_path: 
     refused(source, tmp_path / "out", says=("1 tensors", "model.layers.1.mlp.experts.w13"))
 
 
+@pytest.mark.parametrize("shape", [(64,), (1, 96, 64), ()])
+def test_an_expert_weight_that_is_no_matrix_is_refused(
+    shape: tuple[int, ...], model: Model, tmp_path: Path
+) -> None:
+    """It would stay in BF16 among packed siblings, which no engine loads."""
+    name = "model.layers.1.mlp.experts.3.gate_proj.weight"
+    source = model.adding({name: tensor(name, shape)}).write(tmp_path / "source")
+    refused(source, tmp_path / "out", says=("1 tensors", name, "layout"))
+
+
+def test_expert_biases_travel_with_their_expert(model: Model, tmp_path: Path) -> None:
+    """A bias is stored beside its weight, in the file that the expert's rank loads."""
+    biases = {
+        f"model.layers.1.mlp.experts.3.{p}_proj.bias": tensor(p, (96,), "F32")
+        for p in ("gate", "up")
+    }
+    done = converted(model.adding(biases).write(tmp_path / "source"), tmp_path / "out")
+    for name, expected in biases.items():
+        stored = done.artifact.tensors[name]
+        assert stored[1:] == tuple(expected)
+        assert stored.file == "model-experts-00003-00003.safetensors"
+    check_declared(done.artifact)
+
+
 def test_missing_experts_are_noticed(model: Model, tmp_path: Path) -> None:
     """An expert without its down_proj is named; strict refuses."""
     gone = "model.layers.1.mlp.experts.3.down_proj.weight"

@@ -84,7 +84,8 @@ def refuse_unrecognised(
     if recipe.expert is None:
         return
     placed = [tensors[n] for n, slot in slots.items() if slot.role is Role.EXPERT]
-    stray = [
+    odd = [t for t in placed if t.name.endswith(WEIGHT_SUFFIX) and len(t.shape) != _MIN_RANK]
+    stray = odd + [
         tensor
         for name, tensor in tensors.items()
         if slots[name].role in (Role.OTHER, Role.MLP, Role.ROUTER)

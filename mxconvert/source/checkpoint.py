@@ -48,7 +48,7 @@ def open_checkpoint(root: Path, *, unindexed: str | None = None) -> Checkpoint:
             code="no-weights",
         )
     if index is None:
-        return _without_index(listing, config)
+        return _without_index(listing, config, unindexed)
     return _with_index(listing, config, index, unindexed)
 
 
@@ -87,11 +87,10 @@ def _load_config(listing: Listing) -> dict[str, Any]:
 # ------------------------------------------------------------------- without an index
 
 
-def _without_index(listing: Listing, config: dict[str, Any]) -> Checkpoint:
+def _without_index(listing: Listing, config: dict[str, Any], unindexed: str | None) -> Checkpoint:
     main = [name for name in listing.weights if "/" not in name and not is_second_copy(name)]
     if not main:  # nothing else: then the consolidated file is the model
         main = [name for name in listing.weights if "/" not in name] or listing.weights
-    extra = sorted(set(listing.weights) - set(main))
     _refuse_incomplete_sets(main)
     headers = [read_header(listing.root, name) for name in main]
     owners: dict[str, TensorInfo] = {}
@@ -106,9 +105,21 @@ def _without_index(listing: Listing, config: dict[str, Any]) -> Checkpoint:
                     "model.safetensors.index.json",
                     code="ambiguous-shards",
                 )
-    skipped = [Skipped(n, "second copy of the weights", _size(listing, n)) for n in extra]
-    files = [file for file, _ in headers]
-    return _assemble(listing, config, files=files, tensors=owners, skipped=skipped)
+    extras = choose_unindexed(
+        listing,
+        index_path="the files at the top of the folder",
+        chosen=owners,
+        inside=(),
+        unindexed=unindexed,
+    )
+    return _assemble(
+        listing,
+        config,
+        files=[*(file for file, _ in headers), *extras.files],
+        tensors={**owners, **extras.tensors},
+        skipped=extras.skipped_files,
+        notices=extras.notices,
+    )
 
 
 def _refuse_incomplete_sets(names: list[str]) -> None:
@@ -243,10 +254,6 @@ def _assemble(
         dropped_tensors=dropped,
         notices=notices,
     )
-
-
-def _size(listing: Listing, name: str) -> int:
-    return listing.path(name).stat().st_size
 
 
 def _head(listing: Listing, name: str) -> bytes:
