@@ -501,7 +501,8 @@ def test_several_indexes_need_a_choice(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["new\nline.txt", "back\\slash.txt", "c:drive.txt", "CONFIG.json/x.txt", "del\x7f"]
+    "name",
+    ["new\nline.txt", "back\\slash.txt", "c:drive.txt", "CONFIG.json/x.txt", "del\x7f", "a" * 250],
 )
 def test_a_file_name_that_no_manifest_can_hold_is_refused(
     name: str, model: Model, tmp_path: Path

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import SourceError, VerificationError, brief
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, path_fault, refuse_clashes
 from mxconvert.safetensors_format import is_utf8
+from mxconvert.writer import PARTIAL_SUFFIX
 from mxconvert.writer.documents import CARD_NAME, CONFIG_NAME, INDEX_NAME
 
 if TYPE_CHECKING:
     from mxconvert.model import Checkpoint, Plan, Sidecar
+
+_LONGEST = 255 - len(PARTIAL_SUFFIX)  # of a name in common file systems, while it is written
 
 DOCUMENT_NAMES = (CONFIG_NAME, CARD_NAME, INDEX_NAME, TENSORS_NAME, MANIFEST_NAME)
 """What every artifact holds beside weights and sidecars."""
@@ -28,6 +31,14 @@ def copied_sidecars(checkpoint: Checkpoint) -> list[Sidecar]:
     return [sidecar for sidecar in checkpoint.sidecars if sidecar.path not in renewed]
 
 
+def _fault(path: str) -> str | None:
+    if not is_utf8(path):
+        return "it is not UTF-8"
+    if max(len(part.encode()) for part in path.split("/")) > _LONGEST:
+        return f"it has more than {_LONGEST} bytes between slashes"
+    return path_fault(path)
+
+
 def check_names(checkpoint: Checkpoint, plan: Plan) -> None:
     """Refuse a source with files that an artifact cannot name, before any work.
 
@@ -37,7 +48,7 @@ def check_names(checkpoint: Checkpoint, plan: Plan) -> None:
     copied = [sidecar.path for sidecar in copied_sidecars(checkpoint)]
     weights = [file.name for file in plan.files]
     for path in (*copied, *weights):
-        fault = path_fault(path) if is_utf8(path) else "it is not UTF-8"
+        fault = _fault(path)
         if fault is not None:
             raise SourceError(
                 f"{brief(path)}: a name that cannot be part of an artifact: {fault}",
