@@ -8,7 +8,8 @@ each tool as a process of its own, experts only: auto-round with ``--model_free`
 no tuning, llm-compressor with ``model_free_ptq``. Each peer runs once, ours ``--runs`` times,
 the median counts.
 
-Peak memory is that of the process tree (sampled, see `mxconvert.bench.process`). The error is
+The load before each tool's run stands beside it: other programs slow down all of them, and
+those with more threads than processors most. Peak memory is that of the process tree (sampled, see `mxconvert.bench.process`). The error is
 the relative RMSE of the weights, decoded from each output by ``mxconvert verify --foreign``.
 """
 
@@ -209,8 +210,8 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
 
 def table(found: list[Row]) -> Iterator[str]:
     """Yield the lines of a Markdown table; factors compare with ours in the same folder."""
-    yield "| tool | on | wall s | times ours | CPU s | peak MB | relative RMSE |"
-    yield "|---|---|--:|--:|--:|--:|--:|"
+    yield "| tool | on | wall s | times ours | CPU s | peak MB | relative RMSE | load before |"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|"
     ours = {row.file_system: row.wall_s for row in found if row.tool == OURS.name}
     for row in found:
         cells = (
@@ -221,6 +222,7 @@ def table(found: list[Row]) -> Iterator[str]:
             f"{row.cpu_s:.1f}",
             f"{row.peak_mb:.0f}",
             f"{row.error:.5f}",
+            f"{row.load_before:.1f}",
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -235,19 +237,15 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=[peer.name for peer in PEERS])
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
-    begin = load_average()
-    found = list(rows(args))
-    document = {
-        "cpu": cpu_model(),
-        "processors": processors(),
-        "load_at_begin": begin,
-        "source_bytes": replace(MODEL, layers=args.layers).num_bytes,
-        "torch": TORCH,
-        "rows": [asdict(row) for row in found],
-    }
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"{document['cpu']}, {processors():.0f} processors, {document['source_bytes']:,} bytes")
+    size = replace(MODEL, layers=args.layers).num_bytes
+    facts = {"cpu": cpu_model(), "processors": processors(), "source_bytes": size, "torch": TORCH}
+    found: list[Row] = []
+    for row in rows(args):  # each may take minutes: what is there is kept
+        found.append(row)
+        if args.json:
+            document = facts | {"rows": [asdict(row) for row in found]}
+            args.json.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"{cpu_model()}, {processors():.0f} processors, {size:,} bytes of BF16")
     print("\n".join(table(found)))
 
 

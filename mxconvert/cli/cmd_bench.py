@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,9 +21,9 @@ _GB = 10**9
 def bench(
     *,
     folder: Annotated[
-        Path,
+        str,
         typer.Option("--folder", metavar="DIR", help="Measure the disk that DIR is on."),
-    ] = Path(),
+    ] = ".",
     source: Annotated[
         str | None,
         typer.Option("--source", metavar="SRC", help="The checkpoint to tell the time for."),
@@ -59,7 +58,7 @@ def bench(
             "--source and --checkpoint-size contradict each other", hint="leave one of them out"
         )
     options = BenchOptions(
-        folder=local_path(str(folder), "--folder"),
+        folder=local_path(folder, "--folder"),
         source=local_path(source, "--source") if source is not None else None,
         checkpoint_bytes=parse_size(checkpoint_size or "1TB"),
         jobs=jobs,
