@@ -9,8 +9,9 @@ no tuning, llm-compressor with ``model_free_ptq``. Each peer runs once, ours ``-
 the median counts.
 
 The load before each tool's run stands beside it: other programs slow down all of them, and
-those with more threads than processors most. Peak memory is that of the process tree (sampled, see `mxconvert.bench.process`). The error is
-the relative RMSE of the weights, decoded from each output by ``mxconvert verify --foreign``.
+those with more threads than processors most. Peak memory is that of the process tree
+(sampled, see `mxconvert.bench.process`). The error is the relative RMSE of the weights,
+decoded from each output by ``mxconvert verify --foreign``.
 """
 
 from __future__ import annotations
