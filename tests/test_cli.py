@@ -51,6 +51,13 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
             "--debug",
         },
     ),
+    "report": (
+        ["target"],
+        {
+            "--source", "--sample", "--html", "--top", "--jobs", "-j", "--json", "--jsonl",
+            "--quiet", "-q", "--debug",
+        },
+    ),
 }  # fmt: skip
 
 
@@ -115,7 +122,7 @@ def test_version() -> None:
     assert shell("--version").ok().stdout == f"mxconvert {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["quantize"], ["plan"], ["verify"]])
+@pytest.mark.parametrize("command", [[], ["quantize"], ["plan"], ["verify"], ["report"]])
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     """`--help` answers at once: no kernels, no numpy, no torch, no store client."""
     code = (

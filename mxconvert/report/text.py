@@ -52,4 +52,4 @@ def amount(number: int) -> str:
 
 def magnitude(value: float) -> str:
     """Return an absolute error."""
-    return f"{value:.3g}"
+    return f"{value:#.3g}" if value else "0"

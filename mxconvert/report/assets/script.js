@@ -129,12 +129,12 @@
     const low = Math.min(Math.floor(place), stops.length - 2);
     return stops[low].map((value, i) => Math.round(value + (stops[low + 1][i] - value) * (place - low)));
   };
-  const cell = Math.max(1, Math.min(28, Math.floor(840 / experts)));
   const height = Math.max(4, Math.min(20, Math.floor(560 / layers)));
   canvas.width = experts;
   canvas.height = layers;
   canvas.style.height = `${height * layers}px`;
-  canvas.style.width = cell === 28 ? `${cell * experts}px` : "100%";
+  canvas.style.width = "100%";
+  canvas.style.maxWidth = `${28 * experts}px`;
   canvas.style.minWidth = `${Math.min(experts, 900)}px`;
 
   const draw = () => {

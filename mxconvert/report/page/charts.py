@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _WIDTH, _HEIGHT = 440, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 12, 40
-_TICKS = 4
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 10, 12, 40
+_TICKS = 6
 _COLOURS = 8
+_MANY_LABELS = 10
+_DECIMALS = 8
 _SHOWN_POINTS = 400
+_MANY_POINTS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def figure(title: str, description: str, drawing: Markup, *notes: Markup) -> Mar
 def bars(title: str, description: str, entries: Sequence[Bar], x_title: str) -> Markup:
     """Return a column chart of parts of a whole."""
     top = max((bar.value for bar in entries), default=0) or 1.0
+    dense = "dense" if sum(bool(bar.label) for bar in entries) > _MANY_LABELS else None
     room = (_WIDTH - _LEFT - _RIGHT) / max(len(entries), 1)
     gap = min(2.0, room / 5)
     drawn = []
@@ -72,9 +76,9 @@ def bars(title: str, description: str, entries: Sequence[Bar], x_title: str) -> 
         )
         drawn.append(shape)
         if bar.label:
-            drawn.append(_text(bar.label, x + room / 2, _HEIGHT - _BOTTOM + 14, "middle"))
-    ticks = _ticks(0, top)
-    axis = _y_axis(ticks, 0, top, [f"{100 * tick:.4g} %" for tick in ticks])
+            drawn.append(_text(bar.label, x + room / 2, _HEIGHT - _BOTTOM + 14, "middle", dense))
+    ticks = _ticks(0, 100 * top)
+    axis = _y_axis(ticks, 0, 100 * top, [f"{label} %" for label in _labels(ticks)])
     return figure(title, description, join([axis, *drawn, _x_title(x_title)]))
 
 
@@ -95,7 +99,7 @@ def lines(title: str, description: str, series: Sequence[Line], x_title: str) ->
             _number(_HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)),
         )
 
-    drawn = [_y_axis(ticks := _ticks(low, high), low, high, [f"{tick:.4g}" for tick in ticks])]
+    drawn = [_y_axis(ticks := _ticks(low, high), low, high, _labels(ticks))]
     for label in sorted({left, (left + right) // 2, right}):
         x, _ = place(label, low)
         drawn.append(_text(f"{label:.0f}", float(x), _HEIGHT - _BOTTOM + 14, "middle"))
@@ -111,7 +115,14 @@ def _line(line: Line, number: int, places: list[tuple[str, str]]) -> Markup:
     if len(places) > _SHOWN_POINTS:
         return path
     dots = [
-        tag("circle", tag("title", words), cx=x, cy=y, r="2.4", class_=f"s{number % _COLOURS}")
+        tag(
+            "circle",
+            tag("title", words),
+            cx=x,
+            cy=y,
+            r="2.4" if len(places) < _MANY_POINTS else "1.6",
+            class_=f"s{number % _COLOURS}",
+        )
         for (x, y), (_, _, words) in zip(places, line.points, strict=True)
     ]
     return join([path, *dots])
@@ -141,9 +152,22 @@ def _ticks(low: float, high: float) -> list[float]:
     """Return a few round numbers from low to high."""
     rough = (high - low) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _labels(ticks: Sequence[float]) -> list[str]:
+    """Return the ticks with as many decimals as keep them apart, and no more."""
+    for decimals in range(_DECIMALS):
+        labels = [f"{tick:.{decimals}f}" for tick in ticks]
+        exact = all(
+            math.isclose(float(label), tick, rel_tol=1e-9, abs_tol=1e-12)
+            for label, tick in zip(labels, ticks, strict=True)
+        )
+        if exact:
+            return labels
+    return [f"{tick:.3g}" for tick in ticks]
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
@@ -155,8 +179,8 @@ def _x_title(text: str) -> Markup:
     return _text(text, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "middle")
 
 
-def _text(text: str, x: float, y: float, anchor: str) -> Markup:
-    return tag("text", text, x=_number(x), y=_number(y), text_anchor=anchor)
+def _text(text: str, x: float, y: float, anchor: str, class_: str | None = None) -> Markup:
+    return tag("text", text, x=_number(x), y=_number(y), text_anchor=anchor, class_=class_)
 
 
 def _number(value: float) -> str:

@@ -65,12 +65,10 @@ class Cell:
     Attributes:
         text: What it shows.
         value: The number to sort by; without it the text is.
-        bar: Length of a bar behind the number, from 0 to 1.
     """
 
     text: Content
     value: float | None = None
-    bar: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +125,10 @@ def _row(columns: Sequence[Column], row: Sequence[Cell]) -> Markup:
 
 def _cell(column: Column, cell: Cell, *, head: bool) -> Markup:
     value = None if cell.value is None else f"{cell.value:.10g}"
-    style = None if cell.bar is None else f"--to:{100 * min(max(cell.bar, 0), 1):.1f}%"
-    classes = " ".join(["n"] * column.number + ["bar"] * (style is not None))
     return tag(
         "th" if head else "td",
         cell.text,
         scope="row" if head else None,
-        class_=classes or None,
+        class_="n" if column.number else None,
         data_v=value,
-        style=style,
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mxconvert.report.page.markup import Cell, Column, Markup, table
+from mxconvert.report.page.markup import Cell, Column, Markup, table, tag
 from mxconvert.report.text import amount, decibels, magnitude, ratio, share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from mxconvert.report.summary import Group, Outlier, Summary
     from mxconvert.statistics import Sums, TensorStats
@@ -28,17 +28,11 @@ _FIGURES = (
 )
 
 
-def figure_cells(sums: Sums, scale: float) -> list[Cell]:
-    """Return the cells below the columns of `_FIGURES`.
-
-    Args:
-        sums: Of the row.
-        scale: The relative RMSE whose bar fills the cell.
-    """
+def figure_cells(sums: Sums) -> list[Cell]:
+    """Return the cells below the columns of `_FIGURES`."""
     error = sums.relative_rmse
-    bar = error / scale if scale > 0 and math.isfinite(error) else None
     return [
-        Cell(ratio(error), _sortable(error), bar),
+        Cell(ratio(error), _sortable(error)),
         Cell(decibels(sums.sqnr_db), _sortable(sums.sqnr_db)),
         Cell(f"{sums.cosine:.5f}", sums.cosine),
         Cell(magnitude(sums.max_abs_err), sums.max_abs_err),
@@ -52,20 +46,15 @@ def _sortable(value: float) -> float:
     return value if math.isfinite(value) else math.copysign(1e300, value)
 
 
-def _scale(errors: Iterable[float]) -> float:
-    return max((error for error in errors if math.isfinite(error)), default=0.0)
-
-
 def group_table(caption: str, title: str, groups: Sequence[Group], *, name: str) -> Markup:
     """Return the figures of layers, projections or roles."""
-    scale = _scale(group.sums.relative_rmse for group in groups)
     columns = (Column(title, number=title == "layer"), Column("weights"), Column("elements"))
     rows = (
         [
             Cell(group.name, int(group.name) if title == "layer" else None),
             Cell(str(group.tensors), group.tensors),
             Cell(amount(group.sums.elements), group.sums.elements),
-            *figure_cells(group.sums, scale),
+            *figure_cells(group.sums),
         ]
         for group in groups
     )
@@ -80,7 +69,6 @@ def shown_weights(summary: Summary, top: int) -> Sequence[TensorStats]:
 def weight_table(summary: Summary, top: int) -> Markup:
     """Return the weights of the largest error, or all of a small model."""
     shown = shown_weights(summary, top)
-    scale = _scale(stats.sums.relative_rmse for stats in shown)
     columns = (
         Column("weight", number=False),
         Column("role", number=False),
@@ -96,7 +84,7 @@ def weight_table(summary: Summary, top: int) -> Markup:
             _optional(stats.layer),
             _optional(stats.expert),
             Cell("x".join(map(str, stats.shape))),
-            *figure_cells(stats.sums, scale),
+            *figure_cells(stats.sums),
         ]
         for stats in shown
     )
@@ -115,6 +103,8 @@ def _optional(number: int | None) -> Cell:
 def outlier_table(summary: Summary, top: int) -> Markup:
     """Return the experts that stand out in their layers."""
     shown = summary.outliers[: max(top, _SHOWN)]
+    if not shown:
+        return tag("p", "No expert has a much larger error than the others of its layer.")
     columns = (
         Column("layer"),
         Column("expert"),
