@@ -5,8 +5,8 @@
 Makes a virtual environment for each peer below ``--cache`` (about 3 GB together, kept for the
 next time), writes a Qwen3-MoE of 1.78 GB in BF16 into each ``--folder``, and converts it with
 each tool as a process of its own, experts only: auto-round with ``--model_free``, which does
-no tuning, llm-compressor with ``model_free_ptq``. Each peer runs once, ours ``--runs`` times,
-the median counts.
+no tuning, llm-compressor with ``model_free_ptq``. Each peer runs once; ours runs ``--runs``
+times before each of them and after the last, the median of all counts.
 
 The load before each tool's run stands beside it: other programs slow down all of them, and
 those with more threads than processors most. Peak memory is that of the process tree
@@ -195,7 +195,7 @@ def measure_error(folder: Path, source: Path) -> Mapping[str, Any]:
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:
-    """Yield a row for each folder and tool; ours comes first."""
+    """Yield a row for each folder and tool; ours comes first, last and between."""
     wanted = [peer for peer in PEERS if peer.name in args.peers]
     for peer in wanted:
         print(f"{peer.name}: installing below {args.cache}", file=sys.stderr)
@@ -205,21 +205,27 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
             source = work / "source"
             write_source(source, replace(MODEL, layers=args.layers))
             os.sync()
-            for tool in (OURS, *wanted):
-                yield measure(tool, 1 if tool.packages else args.runs, args.cache, source, work)
+            for tool in wanted:
+                yield measure(OURS, args.runs, args.cache, source, work)
+                yield measure(tool, 1, args.cache, source, work)
+            yield measure(OURS, args.runs, args.cache, source, work)
 
 
 def table(found: list[Row]) -> Iterator[str]:
-    """Yield the lines of a Markdown table; factors compare with ours in the same folder."""
+    """Yield the lines of a Markdown table.
+
+    Factors compare with the median of our rows on the same kind of disk.
+    """
     yield "| tool | on | wall s | times ours | CPU s | peak MB | relative RMSE | load before |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|"
-    ours = {row.file_system: row.wall_s for row in found if row.tool == OURS.name}
     for row in found:
+        beside = [r for r in found if (r.tool, r.file_system) == (OURS.name, row.file_system)]
+        ours = statistics.median(r.wall_s for r in beside)
         cells = (
             f"{row.tool} {row.version}",
             row.file_system,
             f"{row.wall_s:.2f}",
-            f"{row.wall_s / ours[row.file_system]:.0f}",
+            f"{row.wall_s / ours:.1f}",
             f"{row.cpu_s:.1f}",
             f"{row.peak_mb:.0f}",
             f"{row.error:.5f}",

@@ -381,7 +381,8 @@ def test_the_table_compares_with_ours_on_the_same_disk(peers: ModuleType) -> Non
             error=0.11, largest_error=0.12, tensors=3, load_before=0.0,
         )  # fmt: skip
 
-    rows = [row("mxconvert", "tmpfs", 2.0), row("peer", "tmpfs", 90.0)]
+    rows = [row("mxconvert", "tmpfs", wall) for wall in (1.0, 2.0, 7.0)]
+    rows += [row("peer", "tmpfs", 90.0)]
     rows += [row("mxconvert", "ext4", 10.0), row("peer", "ext4", 100.0)]
     factors = [line.split("|")[4].strip() for line in [*peers.table(rows)][2:]]
-    assert factors == ["1", "45", "1", "10"]
+    assert factors == ["0.5", "1.0", "3.5", "45.0", "1.0", "10.0"]
