@@ -51,6 +51,13 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
             "--debug",
         },
     ),
+    "diff": (
+        ["a", "b"],
+        {
+            "--values", "--no-read", "--exit-code", "--top", "--jobs", "-j", "--json", "--quiet",
+            "-q", "--debug",
+        },
+    ),
     "report": (
         ["target"],
         {
@@ -122,7 +129,7 @@ def test_version() -> None:
     assert shell("--version").ok().stdout == f"mxconvert {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["quantize"], ["plan"], ["verify"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["quantize"], ["plan"], ["verify"], ["report"], ["diff"]])
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     """`--help` answers at once: no kernels, no numpy, no torch, no store client."""
     code = (

@@ -11,6 +11,7 @@ import typer
 from mxconvert import __version__
 from mxconvert.cli import runtime
 from mxconvert.cli.cmd_bench import bench
+from mxconvert.cli.cmd_diff import diff
 from mxconvert.cli.cmd_doctor import doctor
 from mxconvert.cli.cmd_inspect import inspect
 from mxconvert.cli.cmd_plan import plan
@@ -31,7 +32,7 @@ app = typer.Typer(
     "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
     "130/143 interrupted.",
 )
-for command in (inspect, plan, quantize, verify, report, bench, doctor):
+for command in (inspect, plan, quantize, verify, report, diff, bench, doctor):
     app.command()(command)
 
 

@@ -10,9 +10,11 @@ from mxconvert.statistics.measure import (
     ITEM_SIZES,
     PIECE_ELEMENTS,
     Counts,
+    Decoder,
     Place,
     RangeReader,
     StoredWeight,
+    as_float64,
     measure_weight,
 )
 from mxconvert.statistics.records import (
@@ -39,6 +41,7 @@ __all__ = [
     "REPORT_NAME",
     "SCHEMA_VERSION",
     "Counts",
+    "Decoder",
     "Header",
     "Histograms",
     "Place",
@@ -47,6 +50,7 @@ __all__ = [
     "StoredWeight",
     "Sums",
     "TensorStats",
+    "as_float64",
     "assemble",
     "encode",
     "encode_fragment",

@@ -1,0 +1,134 @@
+"""One of the two folders: its headers, its manifest, and what its tensor list promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mxconvert.errors import LocalError
+from mxconvert.manifest import (
+    MANIFEST_NAME,
+    TENSORS_NAME,
+    Manifest,
+    artifact_id,
+    iter_tensors,
+    parse_manifest,
+)
+from mxconvert.model import BLOCK_SIZE, PACKED_SUFFIX, SCALE_SUFFIX
+from mxconvert.source import open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from mxconvert.model import Checkpoint, TensorInfo
+
+_BYTE = "U8"
+_RANK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is compared as one: a tensor, or codes and scales of a packed weight."""
+
+    name: str
+    parts: tuple[TensorInfo, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a packed weight."""
+        return len(self.parts) > 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its values."""
+        shape = self.parts[0].shape
+        return (*shape[:-1], shape[-1] * 2) if self.packed else shape
+
+    @property
+    def size(self) -> int:
+        """Stored bytes."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def form(self) -> str:
+        """What it is, in words."""
+        dtype = "MXFP4" if self.packed else self.parts[0].dtype
+        return f"{dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """An opened folder.
+
+    Attributes:
+        checkpoint: Its headers.
+        units: What it stores, by the name of the weight.
+        manifest: What an artifact says of itself.
+        artifact: Its id.
+        digests: XXH3-128 of each stored tensor by name, as the tensor list says.
+    """
+
+    checkpoint: Checkpoint
+    units: Mapping[str, Unit]
+    manifest: Manifest | None
+    artifact: str | None
+    digests: Mapping[str, str]
+
+
+def open_folder(root: Path) -> Folder:
+    """Read a folder's headers, and manifest and tensor list if it has them.
+
+    Raises:
+        SourceError: Headers, index or config are damaged.
+        VerificationError: Manifest or tensor list are.
+        LocalError: Something cannot be read.
+    """
+    checkpoint = open_checkpoint(root)
+    manifest = _read(root / MANIFEST_NAME)
+    listed = None if manifest is None else _read(root / TENSORS_NAME)
+    return Folder(
+        checkpoint,
+        pair_units(checkpoint.tensors),
+        None if manifest is None else parse_manifest(manifest, str(root / MANIFEST_NAME)),
+        None if manifest is None else artifact_id(manifest),
+        {} if listed is None else {r.name: r.xxh3_128 for r in iter_tensors(listed)},
+    )
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LocalError.unreadable(path, error) from error
+
+
+def pair_units(tensors: Mapping[str, TensorInfo]) -> dict[str, Unit]:
+    """Return what is stored, codes and scales that fit each other as one weight."""
+    units = {}
+    for name, tensor in tensors.items():
+        module, end = _split(name)
+        codes = tensors.get(module + PACKED_SUFFIX) if end else None
+        scales = tensors.get(module + SCALE_SUFFIX) if end else None
+        if codes is None or scales is None or not _fit(codes, scales):
+            units[name] = Unit(name, (tensor,))
+        elif end == PACKED_SUFFIX:
+            weight = f"{module}.weight"
+            units[weight] = Unit(weight, (codes, scales))
+    return units
+
+
+def _split(name: str) -> tuple[str, str]:
+    for end in (PACKED_SUFFIX, SCALE_SUFFIX):
+        if name.endswith(end):
+            return name.removesuffix(end), end
+    return name, ""
+
+
+def _fit(codes: TensorInfo, scales: TensorInfo) -> bool:
+    if not codes.dtype == scales.dtype == _BYTE or len(codes.shape) < _RANK:
+        return False
+    *rows, columns = codes.shape
+    return scales.shape == (*rows, columns * 2 // BLOCK_SIZE) and columns * 2 % BLOCK_SIZE == 0
