@@ -163,7 +163,7 @@
   };
 
   const under = byId("under");
-  const hint = "Point at a cell to read it.";
+  const hint = "Point at a cell to read it, choose one to see its layer below.";
   const locate = (event) => {
     const box = canvas.getBoundingClientRect();
     const x = Math.floor(((event.clientX - box.left) / box.width) * experts);

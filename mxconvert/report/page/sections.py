@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxconvert.report.page.charts import Bar, Line, bars, lines
-from mxconvert.report.page.markup import Markup, escape, join, tag
+from mxconvert.report.page.markup import Markup, join, tag
 from mxconvert.report.text import amount, decibels, magnitude, printable, ratio, share
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def heat_map(summary: Summary) -> Markup:
             tag(
                 "p",
                 f"{len(grid.layers)} layers from top to bottom, {len(grid.experts)} experts from "
-                "left to right. Choose a cell to see its layer below.",
+                "left to right.",
             ),
             note,
             tag(
@@ -274,7 +274,8 @@ def about(summary: Summary, shown: int, num_bytes: int) -> Markup:
         else ""
     )
     text = (
-        f"{experts}The table of weights lists {rows}. `mxconvert report --jsonl` writes every "
-        "weight. This page loads nothing from anywhere."
+        f"{experts}The table of weights lists {rows}; ",
+        tag("code", "mxconvert report --jsonl"),
+        " writes every weight. This page loads nothing from anywhere.",
     )
-    return join([tag("h2", "What is in this page", id="about"), tag("p", escape(text))])
+    return join([tag("h2", "What is in this page", id="about"), tag("p", *text)])
