@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -109,10 +110,10 @@ class Tool:
 
 
 OURS = Tool("mxconvert")
-PEERS = (
-    Tool("auto-round", ("auto-round", "compressed-tensors")),
-    Tool("llm-compressor", ("llmcompressor",)),
-)
+PEERS = {
+    "auto-round": Tool("auto-round", ("auto-round", "compressed-tensors")),
+    "llm-compressor": Tool("llm-compressor", ("llmcompressor",)),
+}
 
 
 # ------------------------------------------------------------------------- one figure
@@ -196,7 +197,7 @@ def measure_error(folder: Path, source: Path) -> Mapping[str, Any]:
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each folder and tool; ours comes first, last and between."""
-    wanted = [peer for peer in PEERS if peer.name in args.peers]
+    wanted = [PEERS[name] for name in args.peers]
     for peer in wanted:
         print(f"{peer.name}: installing below {args.cache}", file=sys.stderr)
         peer.install(args.cache)
@@ -241,9 +242,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, action="append", help="default: memory, and /tmp")
     parser.add_argument("--runs", type=int, default=5, help="of ours")
     parser.add_argument("--layers", type=int, default=MODEL.layers, help="fewer for a trial")
-    parser.add_argument("--peers", nargs="*", default=[peer.name for peer in PEERS])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up
     size = replace(MODEL, layers=args.layers).num_bytes
     facts = {"cpu": cpu_model(), "processors": processors(), "source_bytes": size, "torch": TORCH}
     found: list[Row] = []

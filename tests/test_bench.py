@@ -363,7 +363,7 @@ def test_a_peer_never_chooses_its_own_torch(
     commands: list[list[str]] = []
     monkeypatch.setattr(peers.venv, "create", lambda path, **_: path.mkdir(parents=True))
     monkeypatch.setattr(peers.subprocess, "run", lambda command, **_: commands.append(command))
-    for peer in peers.PEERS:
+    for peer in peers.PEERS.values():
         commands.clear()
         peer.install(tmp_path)
         first, second = commands
