@@ -176,6 +176,8 @@ def test_no_read_leaves_open_what_it_cannot_know(
     assert found.same
     assert found.counts.keys() == {Status.UNREAD}
     assert not found.read
+    text = shell("diff", shared_source, shared_source, "--no-read").ok().stdout
+    assert "tensors were not compared" in text
     assert compare(*artifacts, read=False).counts == compare(*artifacts).counts
 
 

@@ -69,7 +69,7 @@ def _print(found: Comparison, top: int) -> None:
 
     counts = [f"{number} {status}" for status, number in sorted(found.counts.items())]
     pairs = [
-        ("result", "no difference found" if found.same else "different"),
+        ("result", _result(found)),
         *((label, _side(side)) for label, side in (("A", found.a), ("B", found.b))),
         ("tensors", ", ".join(counts) or "none"),
     ]
@@ -94,6 +94,13 @@ def _print(found: Comparison, top: int) -> None:
         ("other files, SHA-256", found.files),
     ):
         _print_changes(title, changes, top)
+
+
+def _result(found: Comparison) -> str:
+    if not found.same:
+        return "different"
+    unread = sum(number for status, number in found.counts.items() if status.name == "UNREAD")
+    return f"no difference found{f'; {unread} tensors were not compared' * bool(unread)}"
 
 
 def _side(side: Side) -> str:
