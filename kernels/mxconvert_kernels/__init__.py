@@ -5,12 +5,14 @@ docs/explanation/numerics.md. Importing this package loads neither numpy nor LLV
 """
 
 from mxconvert_kernels.backend import BackendUnavailableError, explain_backend, get_backend
+from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.spec import BLOCK_SIZE, Backend, FloatType, NonFinite, ScaleRule
 
 __all__ = [
     "BLOCK_SIZE",
     "Backend",
     "BackendUnavailableError",
+    "ErrorSums",
     "FloatType",
     "NonFinite",
     "ScaleRule",

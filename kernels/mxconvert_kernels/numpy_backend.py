@@ -24,6 +24,7 @@ from mxconvert_kernels.lanes import (
     raise_gate,
     rule_bias,
 )
+from mxconvert_kernels.numpy_sums import sum_chunk
 from mxconvert_kernels.reference import decode
 from mxconvert_kernels.spec import (
     ALL_FINITE,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from mxconvert_kernels.error_sums import ErrorSums
+
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK_BLOCKS: Final = 1024
@@ -57,7 +60,14 @@ class NumpyBackend:
     name = "numpy"
 
     def quantize(
-        self, src: Buffer, dtype: FloatType, rule: ScaleRule, packed: Buffer, scales: Buffer
+        self,
+        src: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        packed: Buffer,
+        scales: Buffer,
+        *,
+        sums: ErrorSums | None = None,
     ) -> NonFinite:
         """See `Backend.quantize`."""
         blocks = count_blocks(
@@ -74,9 +84,10 @@ class NumpyBackend:
         scales_out = np.frombuffer(memoryview(scales), np.uint8)
         found = ALL_FINITE
         for chunk in _chunks(blocks, CHUNK_BLOCKS):
-            in_chunk = _quantize_chunk(
-                bits[chunk], dtype, rule, packed_out[chunk], scales_out[chunk]
-            )
+            outputs = packed_out[chunk], scales_out[chunk]
+            in_chunk = _quantize_chunk(bits[chunk], dtype, rule, *outputs)
+            if sums is not None:
+                sums.add(sum_chunk(bits[chunk], dtype, *outputs))
             found = _add(found, in_chunk, chunk.start * BLOCK_SIZE)
         return found
 

@@ -8,9 +8,11 @@ step rounds unless the format does.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mxconvert_kernels.buffers import byte_length, count_blocks, count_elements
+from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.spec import (
     ALL_FINITE,
     BLOCK_SIZE,
@@ -189,13 +191,71 @@ def decode(code: int, scale_byte: int, dtype: FloatType) -> int:
     return sign | min(((field - 1) << layout.mantissa_bits) + mantissa, layout.infinity)
 
 
+class ExactSums:
+    """`ErrorSums` without any rounding: squares count in units of 2 ** -298."""
+
+    def __init__(self) -> None:
+        self.counts = ErrorSums()
+        self.x2 = self.q2 = self.err2 = self.largest = 0
+
+    def add(
+        self, bits: Sequence[int], codes: Sequence[int], scale_byte: int, dtype: FloatType
+    ) -> None:
+        """Add a quantized block of finite elements."""
+        units = [magnitude_units(element, dtype) or 0 for element in bits]
+        amax = max(units)
+        floor_byte = clamp(floor_exponent(amax)) if amax else 0
+        below, floor, above = (
+            int(scale_byte < floor_byte),
+            int(scale_byte == floor_byte),
+            int(scale_byte > floor_byte),
+        )
+        scale = scale_units(scale_byte)
+        flushed = saturated = 0
+        for x, code in zip(units, codes, strict=True):
+            q = E2M1_HALVES[code & 7] * scale // 2
+            self.x2 += x * x
+            self.q2 += q * q
+            self.err2 += (x - q) ** 2
+            self.largest = max(self.largest, abs(x - q))
+            flushed += x > 0 and q == 0
+            saturated += x > 6 * scale
+        self.counts.add(
+            ErrorSums(
+                elements=BLOCK_SIZE,
+                blocks=1,
+                flushed=flushed,
+                saturated=saturated,
+                exponents=(below, floor, above),
+            )
+        )
+
+    def rounded(self) -> ErrorSums:
+        """The sums in float64, each rounded once."""
+        unit, squared = 1 << UNIT_EXPONENT, 1 << 2 * UNIT_EXPONENT
+        return replace(
+            self.counts,
+            sum_x2=self.x2 / squared,
+            sum_q2=self.q2 / squared,
+            sum_err2=self.err2 / squared,
+            max_abs_err=self.largest / unit,
+        )
+
+
 class ReferenceBackend:
     """The oracle behind the backends' interface; slow, for tests and small tensors."""
 
     name = "reference"
 
     def quantize(
-        self, src: Buffer, dtype: FloatType, rule: ScaleRule, packed: Buffer, scales: Buffer
+        self,
+        src: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        packed: Buffer,
+        scales: Buffer,
+        *,
+        sums: ErrorSums | None = None,
     ) -> NonFinite:
         """See `Backend.quantize`."""
         blocks = count_blocks(
@@ -207,12 +267,17 @@ class ReferenceBackend:
         )
         elements = _read_elements(src, dtype)
         packed_out, scales_out = _writable_bytes(packed), _writable_bytes(scales)
+        exact = ExactSums()
         for block in range(blocks):
             bits = elements[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
             scales_out[block], codes = quantize_block(bits, dtype, rule)
+            if sums is not None and scales_out[block] != NAN_SCALE_BYTE:
+                exact.add(bits, codes, scales_out[block], dtype)
             for i in range(PACKED_BLOCK_BYTES):
                 byte = codes[2 * i] | codes[2 * i + 1] << 4
                 packed_out[block * PACKED_BLOCK_BYTES + i] = byte
+        if sums is not None:
+            sums.add(exact.rounded())
         return self.scan(src, dtype)
 
     def dequantize(self, packed: Buffer, scales: Buffer, dtype: FloatType, out: Buffer) -> None:

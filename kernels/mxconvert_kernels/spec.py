@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from mxconvert_kernels.error_sums import ErrorSums
+
 BLOCK_SIZE: Final = 32
 """Elements that share one scale, consecutive along the contiguous dimension."""
 
@@ -130,7 +132,14 @@ class Backend(Protocol):
     """`llvm`, `numpy` or `reference`."""
 
     def quantize(
-        self, src: Buffer, dtype: FloatType, rule: ScaleRule, packed: Buffer, scales: Buffer
+        self,
+        src: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        packed: Buffer,
+        scales: Buffer,
+        *,
+        sums: ErrorSums | None = None,
     ) -> NonFinite:
         """Quantize n elements, n a multiple of 32, to MXFP4.
 
@@ -140,6 +149,7 @@ class Backend(Protocol):
             rule: How scales are chosen.
             packed: Receives n / 2 bytes, `[..., K / 2]`, the even element in the low nibble.
             scales: Receives n / 32 E8M0 bytes, `[..., K / 32]`.
+            sums: Is added to, in this thread; give each concurrent call its own and merge them.
 
         Returns:
             How many elements are NaN or infinite. Their blocks get scale byte 255 and codes 0.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from mxconvert_kernels import BLOCK_SIZE, Backend, FloatType, NonFinite, ScaleRule
+from mxconvert_kernels import BLOCK_SIZE, Backend, ErrorSums, FloatType, NonFinite, ScaleRule
 
 UNSIGNED = {FloatType.BF16: np.uint16, FloatType.F16: np.uint16, FloatType.F32: np.uint32}
 UNWRITTEN = 0xA5
@@ -22,6 +22,14 @@ def quantize(backend: Backend, bits: np.ndarray, dtype: FloatType, rule: ScaleRu
     packed = np.full((blocks, BLOCK_SIZE // 2), UNWRITTEN, np.uint8)
     scales = np.full(blocks, UNWRITTEN, np.uint8)
     return Result(packed, scales, backend.quantize(bits, dtype, rule, packed, scales))
+
+
+def sum_errors(backend: Backend, bits: np.ndarray, dtype: FloatType, rule: ScaleRule) -> ErrorSums:
+    found = ErrorSums()
+    packed = np.zeros(bits.size // 2, np.uint8)
+    scales = np.zeros(bits.size // BLOCK_SIZE, np.uint8)
+    backend.quantize(bits, dtype, rule, packed, scales, sums=found)
+    return found
 
 
 def dequantize(backend: Backend, packed, scales, dtype: FloatType) -> np.ndarray:

@@ -14,7 +14,7 @@ from mxconvert_kernels.llvm import jit
 from mxconvert_kernels.llvm import quantize as quantize_kernel
 from mxconvert_kernels.llvm import scan as scan_kernel
 
-from tests.kernels.blocks import assert_same, dequantize, quantize, spread_bits
+from tests.kernels.blocks import assert_same, dequantize, quantize, spread_bits, sum_errors
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 TARGETS = [
@@ -32,12 +32,26 @@ TARGETS = [
 @pytest.mark.parametrize(("target", "registers"), TARGETS)
 def test_code_for_other_processors(target, registers, dtype):
     """LLVM turns the vectors into each target's own, with no call into a runtime library."""
-    modules = [quantize_kernel.build(dtype, search=search) for search in (False, True)]
+    modules = [
+        quantize_kernel.build(dtype, search=search, sums=sums)
+        for search in (False, True)
+        for sums in (False, True)
+    ]
     modules += [dequantize_kernel.build(dtype), scan_kernel.build(dtype)]
     for module in modules:
         assembly = jit.emit_assembly(module, target)
         assert re.search(registers, assembly)
         assert not re.search(r"^\s+(callq?|blr?)\s", assembly, re.MULTILINE)
+
+
+@pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids"])
+def test_code_with_instructions_of_its_own(cpu):
+    """Processors with AVX512-BF16 get two instructions that LLVM would not choose."""
+    module = quantize_kernel.build(FloatType.BF16, search=True, sums=True, native=True)
+    assembly = jit.emit_assembly(module, jit.Target(X86, cpu))
+    assert "vdpbf16ps" in assembly
+    assert "vpermw" in assembly
+    assert not re.search(r"^\s+(callq?)\s", assembly, re.MULTILINE)
 
 
 def test_a_broken_module_is_refused():
@@ -89,6 +103,13 @@ def test_flushing_changes_nothing(flush_subnormals, fast_backend, dtype, rule):
     expected = quantize(get_backend("reference"), bits, dtype, rule)
     found = quantize(fast_backend, bits, dtype, rule)
     assert_same(found, expected)
+    expected_sums, found_sums = (
+        sum_errors(backend, bits, dtype, rule)
+        for backend in (get_backend("reference"), fast_backend)
+    )
+    assert found_sums.flushed == expected_sums.flushed
+    assert found_sums.max_abs_err == expected_sums.max_abs_err
+    assert found_sums.sum_err2 == pytest.approx(expected_sums.sum_err2, rel=1e-5, abs=0)
     np.testing.assert_array_equal(
         dequantize(fast_backend, found.packed, found.scales, dtype),
         dequantize(get_backend("reference"), found.packed, found.scales, dtype),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mxconvert_kernels.buffers import count_blocks, count_elements
 from mxconvert_kernels.lanes import FLOAT32_MANTISSA_BITS, rule_bias
-from mxconvert_kernels.llvm import dequantize, jit, quantize, scan
+from mxconvert_kernels.llvm import avx512_bf16, dequantize, jit, quantize, scan
 from mxconvert_kernels.llvm.memory import View
+from mxconvert_kernels.llvm.sums import SumsMemory
 from mxconvert_kernels.spec import ALL_FINITE, FloatType, NonFinite, ScaleRule
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from mxconvert_kernels.error_sums import ErrorSums
+
 _POINTER: Final = ctypes.c_void_p
 _COUNT: Final = ctypes.c_int64
 _QUANTIZE: Final = ctypes.CFUNCTYPE(_COUNT, _POINTER, _POINTER, _POINTER, _COUNT, ctypes.c_int32)
+_QUANTIZE_WITH_SUMS: Final = ctypes.CFUNCTYPE(
+    _COUNT, _POINTER, _POINTER, _POINTER, _COUNT, ctypes.c_int32, _POINTER, _POINTER
+)
 _DEQUANTIZE: Final = ctypes.CFUNCTYPE(_COUNT, _POINTER, _POINTER, _POINTER, _COUNT)
 _SCAN: Final = ctypes.CFUNCTYPE(_COUNT, _POINTER, _COUNT)
 
@@ -37,12 +43,22 @@ class LlvmBackend:
         jit.check_version()
         self._lock = threading.Lock()
         self._kernels: dict[tuple[str, FloatType], Callable[..., int]] = {}
-        self._quantizers: dict[tuple[FloatType, ScaleRule], tuple[Callable[..., int], int]] = {}
+        self._quantizers: dict[
+            tuple[FloatType, ScaleRule, bool], tuple[Callable[..., int], int]
+        ] = {}
         self._compiled: list[jit.Compiled] = []
+        self._native = jit.host_has(avx512_bf16.FEATURES)
         self._scan(FloatType.BF16)  # the smallest kernel shows that LLVM works here
 
     def quantize(
-        self, src: Buffer, dtype: FloatType, rule: ScaleRule, packed: Buffer, scales: Buffer
+        self,
+        src: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        packed: Buffer,
+        scales: Buffer,
+        *,
+        sums: ErrorSums | None = None,
     ) -> NonFinite:
         """See `Backend.quantize`."""
         with (
@@ -51,8 +67,15 @@ class LlvmBackend:
             View(scales, "scales", writable=True) as exponents,
         ):
             blocks = count_blocks(floats.nbytes, dtype, codes.nbytes, exponents.nbytes, "src")
-            kernel, bias = self._quantize(dtype, rule)
-            if kernel(floats.address, codes.address, exponents.address, blocks, bias):
+            kernel, bias = self._quantize(dtype, rule, sums=sums is not None)
+            addresses = floats.address, codes.address, exponents.address
+            if sums is None:
+                bad_blocks = kernel(*addresses, blocks, bias)
+            else:
+                memory = SumsMemory()
+                bad_blocks = kernel(*addresses, blocks, bias, memory.result, memory.scratch)
+                sums.add(memory.read(blocks - bad_blocks))
+            if bad_blocks:
                 return self._locate(floats, dtype)
         return ALL_FINITE
 
@@ -87,19 +110,21 @@ class LlvmBackend:
                 begin = middle
         return NonFinite(count, begin)
 
-    def _quantize(self, dtype: FloatType, rule: ScaleRule) -> tuple[Callable[..., int], int]:
+    def _quantize(
+        self, dtype: FloatType, rule: ScaleRule, *, sums: bool
+    ) -> tuple[Callable[..., int], int]:
         """The kernel for a rule, and its bias."""
-        entry = self._quantizers.get((dtype, rule))
+        entry = self._quantizers.get((dtype, rule, sums))
         if entry is None:
             search = rule is ScaleRule.MSE
             kernel = self._kernel(
-                "search" if search else "quantize",
+                ("search" if search else "quantize") + (" with sums" if sums else ""),
                 dtype,
-                lambda: quantize.build(dtype, search=search),
-                _QUANTIZE,
+                lambda: quantize.build(dtype, search=search, sums=sums, native=self._native),
+                _QUANTIZE_WITH_SUMS if sums else _QUANTIZE,
             )
             entry = kernel, rule_bias(rule, FLOAT32_MANTISSA_BITS)
-            self._quantizers[dtype, rule] = entry
+            self._quantizers[dtype, rule, sums] = entry
         return entry
 
     def _dequantize(self, dtype: FloatType) -> Callable[..., int]:

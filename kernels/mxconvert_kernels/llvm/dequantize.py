@@ -30,7 +30,7 @@ def build(dtype: FloatType) -> str:
     table = emitter.table("magnitudes", element, magnitudes)
     row_bytes = SIGN_BIT * dtype.itemsize
 
-    def body(block: Value, carried: Value) -> Value:
+    def body(block: Value, carried: list[Value]) -> list[Value]:
         pairs = emitter.load(packed, block * PACKED_BLOCK_BYTES, vector(I8, PACKED_BLOCK_BYTES))
         codes = _unpack(pairs).resize(element)
         scale_byte = emitter.load(scales, block, I8).zext(I64)
@@ -39,7 +39,7 @@ def build(dtype: FloatType) -> str:
         emitter.store(_look_up(row, codes) | sign, out, block * (BLOCK_SIZE * dtype.itemsize))
         return carried
 
-    return emitter.finish(emitter.loop(blocks, emitter.constant(I64, 0), body))
+    return emitter.finish(emitter.loop(blocks, [emitter.constant(I64, 0)], body)[0])
 
 
 def _unpack(pairs: Value) -> Value:

@@ -22,6 +22,7 @@ I16: Final = ir.IntType(16)
 I32: Final = ir.IntType(32)
 I64: Final = ir.IntType(64)
 F32: Final = ir.FloatType()
+F64: Final = ir.DoubleType()
 POINTER: Final = ir.PointerType()
 
 
@@ -84,6 +85,10 @@ class Value:
         """Subtract floats."""
         return self._binary("fsub", other)
 
+    def fmuladd(self, factor: Value, term: Value) -> Value:
+        """Multiply floats and add, rounding once or twice, whichever is faster."""
+        return self._intrinsic("fmuladd", factor, term)
+
     def compare(self, relation: str, other: Operand) -> Value:
         """Compare integers: `==`, or unsigned `u<`, `u>=`, or signed `s<`, `s>` and so on."""
         raw = self._emitter.coerce(other, self.type)
@@ -103,6 +108,10 @@ class Value:
     def umin(self, other: Operand) -> Value:
         """The smaller of unsigned integers."""
         return self._intrinsic("umin", other)
+
+    def umax(self, other: Operand) -> Value:
+        """The larger of unsigned integers."""
+        return self._intrinsic("umax", other)
 
     def smin(self, other: Operand) -> Value:
         """The smaller of signed integers."""
@@ -124,6 +133,17 @@ class Value:
         """The sum of all lanes of a vector of integers."""
         return self._reduce("add")
 
+    def reduce_fadd(self) -> Value:
+        """The sum of all lanes of a vector of floats, in any order."""
+        function = self._emitter.declare(
+            f"llvm.vector.reduce.fadd.{_mangle(self.type)}",
+            self.type.element,
+            [self.type.element, self.type],
+        )
+        zero = ir.Constant(self.type.element, 0.0)
+        call = self._emitter.builder.call(function, [zero, self.raw], fastmath=("reassoc",))
+        return Value(self._emitter, call)
+
     def zext(self, element: ir.Type) -> Value:
         """Widen each lane with zeros."""
         return self._convert("zext", element)
@@ -139,6 +159,10 @@ class Value:
     def sitofp(self, element: ir.Type) -> Value:
         """Convert signed integers to floats."""
         return self._convert("sitofp", element)
+
+    def fpext(self, element: ir.Type) -> Value:
+        """Widen floats."""
+        return self._convert("fpext", element)
 
     def resize(self, element: ir.IntType) -> Value:
         """Widen each lane with zeros or keep its low bits, whichever `element` asks for."""
@@ -170,21 +194,24 @@ class Value:
 
     def lanes(self, indices: Sequence[int]) -> Value:
         """A vector of some lanes of this one."""
+        return self.lanes_with(Value(self._emitter, ir.Constant(self.type, ir.Undefined)), indices)
+
+    def lanes_with(self, other: Value, indices: Sequence[int]) -> Value:
+        """A vector of some lanes of this one and, counting on, of another."""
         mask = ir.Constant(vector(I32, len(indices)), list(indices))
-        undefined = ir.Constant(self.type, ir.Undefined)
-        shuffled = self._emitter.builder.shuffle_vector(self.raw, undefined, mask)
+        shuffled = self._emitter.builder.shuffle_vector(self.raw, other.raw, mask)
         return Value(self._emitter, shuffled)
 
     def _binary(self, operation: str, other: Operand) -> Value:
         raw = self._emitter.coerce(other, self.type)
         return Value(self._emitter, getattr(self._emitter.builder, operation)(self.raw, raw))
 
-    def _intrinsic(self, name: str, other: Operand) -> Value:
-        raw = self._emitter.coerce(other, self.type)
+    def _intrinsic(self, name: str, *others: Operand) -> Value:
+        raws = [self.raw, *(self._emitter.coerce(other, self.type) for other in others)]
         function = self._emitter.declare(
-            f"llvm.{name}.{_mangle(self.type)}", self.type, [self.type, self.type]
+            f"llvm.{name}.{_mangle(self.type)}", self.type, [self.type] * len(raws)
         )
-        return Value(self._emitter, self._emitter.builder.call(function, [self.raw, raw]))
+        return Value(self._emitter, self._emitter.builder.call(function, raws))
 
     def _reduce(self, name: str) -> Value:
         function = self._emitter.declare(
@@ -228,6 +255,10 @@ class Emitter:
         filler = [number] * kind.count if isinstance(kind, ir.VectorType) else number
         return Value(self, ir.Constant(kind, filler))
 
+    def lanes(self, element: ir.IntType, numbers: Sequence[int]) -> Value:
+        """A vector of integers."""
+        return Value(self, ir.Constant(vector(element, len(numbers)), list(numbers)))
+
     def table(self, name: str, element: ir.IntType, rows: Sequence[Sequence[int]]) -> Value:
         """A pointer to constant rows of equal length, without gaps."""
         kind = ir.ArrayType(ir.ArrayType(element, len(rows[0])), len(rows))
@@ -251,26 +282,34 @@ class Emitter:
         address = self.builder.gep(pointer.raw, [offset_bytes.raw], source_etype=I8)
         self.builder.store(value.raw, address, align=1)
 
-    def loop(self, count: Value, initial: Value, body: Callable[[Value, Value], Value]) -> Value:
-        """Run `body(index, carried)` for index 0 ... count - 1; returns the last carried value."""
+    def loop(
+        self,
+        count: Value,
+        initial: Sequence[Value],
+        body: Callable[[Value, list[Value]], Sequence[Value]],
+    ) -> list[Value]:
+        """Run `body(index, carried)` for index 0 ... count - 1; returns the last carried values."""
         before = self.builder.block
         head, inside, after = (
             self._function.append_basic_block(n) for n in ("loop", "body", "end")
         )
         self.builder.branch(head)
         self.builder.position_at_end(head)
-        index, carried = self.builder.phi(count.type), self.builder.phi(initial.type)
+        index = self.builder.phi(count.type)
+        carried = [self.builder.phi(value.type) for value in initial]
         index.add_incoming(ir.Constant(count.type, 0), before)
-        carried.add_incoming(initial.raw, before)
+        for phi, value in zip(carried, initial, strict=True):
+            phi.add_incoming(value.raw, before)
         self.builder.cbranch(self.builder.icmp_unsigned("<", index, count.raw), inside, after)
         self.builder.position_at_end(inside)
-        result = body(Value(self, index), Value(self, carried))
+        results = body(Value(self, index), [Value(self, phi) for phi in carried])
         following = self.builder.add(index, ir.Constant(count.type, 1))
         index.add_incoming(following, self.builder.block)
-        carried.add_incoming(result.raw, self.builder.block)
+        for phi, value in zip(carried, results, strict=True):
+            phi.add_incoming(value.raw, self.builder.block)
         self.builder.branch(head)
         self.builder.position_at_end(after)
-        return Value(self, carried)
+        return [Value(self, phi) for phi in carried]
 
     def branch(
         self,
@@ -334,5 +373,7 @@ def _like(kind: ir.Type, element: ir.Type) -> ir.Type:
 
 
 def _mangle(kind: ir.Type) -> str:
-    """How intrinsics name a type: `i32`, `v32i16`."""
-    return f"v{kind.count}{kind.element}" if isinstance(kind, ir.VectorType) else str(kind)
+    """How intrinsics name a type: `i32`, `v32i16`, `v16f32`."""
+    element = _element(kind)
+    name = {F32: "f32", F64: "f64"}.get(element, str(element))
+    return f"v{kind.count}{name}" if isinstance(kind, ir.VectorType) else name

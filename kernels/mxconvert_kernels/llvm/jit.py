@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import llvmlite
 from llvmlite import binding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _lock: Final = threading.Lock()
 _OLDEST_LLVM: Final = 20
@@ -56,6 +59,12 @@ def compile_for_host(module_text: str) -> Compiled:
         engine = binding.create_mcjit_compiler(module, machine)
         engine.finalize_object()
         return Compiled(engine.get_function_address(_function_name(module)), engine)
+
+
+def host_has(features: Iterable[str]) -> bool:
+    """Whether this processor has all of LLVM's features of these names."""
+    found = binding.get_host_cpu_features()
+    return all(found.get(name, False) for name in features)
 
 
 def emit_assembly(module_text: str, target: Target) -> str:

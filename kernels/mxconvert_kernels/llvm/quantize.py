@@ -16,12 +16,13 @@ from mxconvert_kernels.lanes import (
     FLOAT32_MANTISSA_BITS,
     LIFT_BELOW_FIELD,
     LIFT_EXPONENT,
-    SUBNORMAL_TO_LIFTED,
     cap_bits,
     lower_gate,
     raise_gate,
 )
 from mxconvert_kernels.llvm.emit import F32, I8, I16, I32, I64, POINTER, Emitter, Value, vector
+from mxconvert_kernels.llvm.sums import Buffers, SumsEmitter
+from mxconvert_kernels.llvm.widen import lift_lanes, widen
 from mxconvert_kernels.spec import (
     BLOCK_SIZE,
     E2M1_HALVES,
@@ -58,29 +59,45 @@ class Quantized(NamedTuple):
     """i32."""
     codes: Value
     """Magnitude codes 0 ... 7, in as many bits as the magnitudes."""
+    floor: Value
+    """The floor exponent's scale byte, i32."""
 
 
-def build(dtype: FloatType, *, search: bool) -> str:
+def build(dtype: FloatType, *, search: bool, sums: bool = False, native: bool = False) -> str:
     """The kernel's module.
 
     Args:
         dtype: The type of the elements of `src`.
         search: Build rule `mse` rather than the three others.
+        sums: Add up `ErrorSums` too; two further parameters point to the buffers `result` and
+            `scratch` of `sums.Buffers`.
+        native: Use the instructions of `avx512_bf16` in the sums of BF16.
     """
-    emitter = Emitter("quantize", [POINTER, POINTER, POINTER, I64, I32])
-    src, packed, scales, blocks, bias = emitter.arguments
+    parameters = [POINTER, POINTER, POINTER, I64, I32, *([POINTER, POINTER] if sums else [])]
+    emitter = Emitter("quantize", parameters)
+    src, packed, scales, blocks, bias, *extra = emitter.arguments
     element = I32 if dtype is FloatType.F32 else I16
     kernel = _Kernel(emitter, dtype, bias, search=search)
 
-    def body(block: Value, bad_blocks: Value) -> Value:
+    def quantize(block: Value, carried: list[Value]) -> list[Value]:
         offset = block * (BLOCK_SIZE * dtype.itemsize)
         bits = emitter.load(src, offset, vector(element, BLOCK_SIZE))
-        scale_byte, codes, bad = kernel.quantize(bits)
+        scale_byte, codes, bad, floor = kernel.quantize(bits)
         emitter.store(_pack(codes), packed, block * PACKED_BLOCK_BYTES)
         emitter.store(scale_byte.trunc(I8), scales, block)
-        return bad_blocks + bad
+        bad_blocks, *moves = carried
+        if sums:
+            is_below, is_above = scale_byte.compare("u<", floor), floor.compare("u<", scale_byte)
+            moves = [moves[0] + is_below.zext(I64), moves[1] + is_above.zext(I64)]
+            return [codes, bad_blocks + bad, *moves]
+        return [bad_blocks + bad]
 
-    return emitter.finish(emitter.loop(blocks, emitter.constant(I64, 0), body))
+    zero = emitter.constant(I64, 0)
+    if not sums:
+        return emitter.finish(emitter.loop(blocks, [zero], quantize)[0])
+    buffers = Buffers(src, scales, *extra)
+    collector = SumsEmitter(emitter, dtype, buffers, blocks, native=native)
+    return emitter.finish(collector.loop([zero] * 3, quantize))
 
 
 class _Kernel:
@@ -94,13 +111,18 @@ class _Kernel:
         self.search = search
 
     def quantize(self, bits: Value) -> list[Value]:
-        """Scale byte i32, signed codes `<32 x i16>`, and i64 1 if the block is not finite."""
+        """Quantize a block.
+
+        Returns:
+            The scale byte i32, signed codes `<32 x i16>`, i64 1 if the block is not finite, and the
+            floor exponent's scale byte i32 (the scale byte itself if that is not a number or zero).
+        """
         magnitudes = bits & self.layout.magnitude_mask
         amax = magnitudes.reduce_umax().resize(I32)
         constant = self.emitter.constant
 
         def finite() -> list[Value]:
-            wide, wide_amax = self._widen(magnitudes, amax)
+            wide, wide_amax = (widen(lanes, self.dtype) for lanes in (magnitudes, amax))
             return signed(self._quantize_wide(wide, wide_amax))
 
         def fast_bf16() -> list[Value]:
@@ -110,13 +132,13 @@ class _Kernel:
 
         def signed(result: Quantized) -> list[Value]:
             codes = result.codes.resize(I16) | _signs(bits)
-            return [result.scale_byte, codes, constant(I64, 0)]
+            return [result.scale_byte, codes, constant(I64, 0), result.floor]
 
         def zero_or_not_finite() -> list[Value]:
             no_codes = constant(vector(I16, BLOCK_SIZE), 0)
             is_zero = amax.compare("==", 0)
             scale_byte = is_zero.select(constant(I32, 0), NAN_SCALE_BYTE)
-            return [scale_byte, no_codes, is_zero.select(constant(I64, 0), 1)]
+            return [scale_byte, no_codes, is_zero.select(constant(I64, 0), 1), scale_byte]
 
         def any_block() -> list[Value]:
             is_number = (amax - 1).compare("u<", self.layout.infinity - 1)
@@ -128,33 +150,12 @@ class _Kernel:
         is_normal = (amax - lowest).compare("u<", self.layout.infinity - lowest)
         return self.emitter.branch(is_normal, fast_bf16, any_block, likely=True)
 
-    def _widen(self, magnitudes: Value, amax: Value) -> tuple[Value, Value]:
-        """Magnitudes and their maximum as float32 bits, exactly."""
-        if self.dtype is FloatType.F32:
-            return magnitudes, amax
-        if self.dtype is FloatType.F16:
-            return self._widen_f16(magnitudes.zext(I32)), self._widen_f16(amax)
-        shift = FLOAT32_MANTISSA_BITS - self.layout.mantissa_bits
-        return magnitudes.zext(I32) << shift, amax << shift
-
-    def _widen_f16(self, half: Value) -> Value:
-        """F16 magnitude bits as float32 bits, by arithmetic that neither rounds nor flushes."""
-        rebias = SCALE_BIAS - self.layout.bias
-        shifted = half << (FLOAT32_MANTISSA_BITS - self.layout.mantissa_bits)
-        normal = shifted + (rebias << FLOAT32_MANTISSA_BITS)
-        # A subnormal's mantissa under the exponent of the smallest normal number is too large by
-        # that number; the difference is a normal float32.
-        smallest = self.emitter.constant(half.type, (rebias + 1) << FLOAT32_MANTISSA_BITS)
-        one_too_many = (shifted | smallest).bitcast_lanes(F32)
-        subnormal = one_too_many.fsub(smallest.bitcast_lanes(F32)).bitcast_lanes(I32)
-        return half.compare("u<", 1 << self.layout.mantissa_bits).select(subnormal, normal)
-
     def _quantize_wide(self, magnitudes: Value, amax: Value) -> Quantized:
         """Quantize 32-bit lanes, lifting tiny ones first."""
         constant = self.emitter.constant
         lifted, lift = self.emitter.branch(
             amax.compare("u<", LIFT_BELOW_FIELD << FLOAT32_MANTISSA_BITS),
-            lambda: [_lift(magnitudes), constant(I32, LIFT_EXPONENT)],
+            lambda: [lift_lanes(magnitudes), constant(I32, LIFT_EXPONENT)],
             lambda: [magnitudes, constant(I32, 0)],
             likely=False,
         )
@@ -170,7 +171,8 @@ class _Kernel:
         overflows = block.amax.compare("u>=", cap_bits(block.mantissa_bits)).zext(I32)
         at_cap = scale_byte.compare("==", CAPPED_SCALE_BYTE).zext(I32)
         scale_byte -= at_cap & overflows
-        return Quantized(scale_byte, _encode(block, scale_byte + block.lift))
+        floor = (block.amax >> block.mantissa_bits).usub_sat(ELEMENT_EMAX)
+        return Quantized(scale_byte, _encode(block, scale_byte + block.lift), floor)
 
     def _search(self, block: Block, floor: Value) -> Quantized:
         """Move to the exponent above or below if it has less squared error."""
@@ -197,17 +199,8 @@ class _Kernel:
             chosen = codes + ((other - codes) & mask)
             return [better.select(floor + step, floor), chosen]
 
-        return Quantized(*self.emitter.branch(may_move, compare, stay))
-
-
-def _lift(magnitudes: Value) -> Value:
-    """Multiply 32-bit lanes of tiny values by 2 ** 64, without arithmetic on subnormals."""
-    as_integers = magnitudes.sitofp(F32).bitcast_lanes(I32)
-    from_subnormal = as_integers - (SUBNORMAL_TO_LIFTED << FLOAT32_MANTISSA_BITS)
-    from_normal = magnitudes + (LIFT_EXPONENT << FLOAT32_MANTISSA_BITS)
-    is_subnormal = magnitudes.compare("u<", 1 << FLOAT32_MANTISSA_BITS)
-    lifted = is_subnormal.select(from_subnormal, from_normal)
-    return magnitudes.compare("==", 0).select(magnitudes, lifted)
+        scale_byte, codes = self.emitter.branch(may_move, compare, stay)
+        return Quantized(scale_byte, codes, floor)
 
 
 def _encode(block: Block, scale_byte: Value) -> Value:

@@ -21,7 +21,7 @@ def build(dtype: FloatType) -> str:
     lanes = VECTOR_BYTES // dtype.itemsize
     layout = dtype.layout
 
-    def count_vector(index: Value, count: Value) -> Value:
+    def count_vector(index: Value, counts: list[Value]) -> list[Value]:
         bits = emitter.load(src, index * VECTOR_BYTES, vector(element, lanes))
         magnitudes = bits & layout.magnitude_mask
 
@@ -31,15 +31,15 @@ def build(dtype: FloatType) -> str:
 
         any_bad = magnitudes.reduce_umax().compare("u>=", layout.infinity)
         found = emitter.branch(any_bad, some, lambda: [emitter.constant(I64, 0)], likely=False)
-        return count + found[0]
+        return [counts[0] + found[0]]
 
     vectors = elements >> (lanes.bit_length() - 1)
-    in_vectors = emitter.loop(vectors, emitter.constant(I64, 0), count_vector)
+    in_vectors = emitter.loop(vectors, [emitter.constant(I64, 0)], count_vector)
     done = vectors * lanes
 
-    def count_one(index: Value, count: Value) -> Value:
+    def count_one(index: Value, counts: list[Value]) -> list[Value]:
         bits = emitter.load(src, (done + index) * dtype.itemsize, element)
         bad = (bits & layout.magnitude_mask).compare("u>=", layout.infinity)
-        return count + bad.zext(I64)
+        return [counts[0] + bad.zext(I64)]
 
-    return emitter.finish(emitter.loop(elements - done, in_vectors, count_one))
+    return emitter.finish(emitter.loop(elements - done, in_vectors, count_one)[0])

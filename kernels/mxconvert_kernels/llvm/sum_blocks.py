@@ -1,0 +1,248 @@
+"""How one block adds to the error sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mxconvert_kernels.lanes import FLOAT32_MANTISSA_BITS, LIFT_BELOW_FIELD, LIFT_EXPONENT
+from mxconvert_kernels.llvm.avx512_bf16 import add_squares, look_up
+from mxconvert_kernels.llvm.emit import F32, F64, I16, I32, I64, Emitter, Value, vector
+from mxconvert_kernels.llvm.widen import lift_lanes, widen
+from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, SCALE_BIAS, SIGN_BIT, FloatType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llvmlite import ir
+
+SUMS: Final = 3
+"""Of x * x, q * q and err * err."""
+
+HALF: Final = BLOCK_SIZE // 2
+"""Lanes of a sum."""
+
+FARTHEST_EXPONENT: Final = 40
+"""Blocks whose scale is within 2 ** -40 ... 2 ** 40 are near: float32 holds their squares."""
+
+ROW: Final = 8 * HALF
+"""Bytes of a sum's lanes in the result; what follows the three sums has 8 bytes each."""
+
+LARGEST, FLUSHED, SATURATED, BELOW, ABOVE = range(SUMS * ROW, SUMS * ROW + 40, 8)
+RESULT_BYTES: Final = SUMS * ROW + 40
+
+ONE_FLUSHED: Final = 1
+ONE_SATURATED: Final = 1 << 8
+"""How the two counts share 16 bits, for up to 255 blocks."""
+
+_MAX_CODE: Final = len(E2M1_HALVES) - 1
+_FLOAT64_BIAS: Final = 1023
+_FLOAT64_MANTISSA_BITS: Final = 52
+_F32_BITS: Final = 32
+_TABLE_ROW: Final = 3 * 2 * BLOCK_SIZE
+
+
+class Chunk(NamedTuple):
+    """What the near blocks of a chunk add up to, in registers."""
+
+    squares: Sequence[Value]
+    """`<16 x float>`: x * x, q * q and err * err, each in as many vectors."""
+    counts: Value
+    """`ONE_FLUSHED` and `ONE_SATURATED` for each such element, `<32 x i16>`."""
+    largest: Value
+    """The bits of the largest errors, like the magnitudes."""
+
+    def flatten(self) -> list[Value]:
+        """All values in a row, as loops carry them."""
+        return [*self.squares, self.counts, self.largest]
+
+    @classmethod
+    def restore(cls, values: Sequence[Value]) -> Chunk:
+        """The inverse of `flatten`."""
+        return cls(values[:-2], values[-2], values[-1])
+
+
+class Result:
+    """The result in memory, `RESULT_BYTES`.
+
+    The lanes of three sums and the largest error, all in float64, then four counts in i64.
+    """
+
+    def __init__(self, emitter: Emitter, pointer: Value) -> None:
+        self._emitter = emitter
+        self._pointer = pointer
+
+    def increase(self, offset: int, amount: Value) -> None:
+        """Add to a number or to the lanes of one."""
+        at = self._emitter.constant(I64, offset)
+        before = self._emitter.load(self._pointer, at, amount.type)
+        after = before + amount if amount.type == I64 else before.fadd(amount)
+        self._emitter.store(after, self._pointer, at)
+
+    def raise_largest(self, number: Value) -> None:
+        """Raise the largest error; floats without a sign are ordered as their bits are."""
+        at = self._emitter.constant(I64, LARGEST)
+        before = self._emitter.load(self._pointer, at, I64)
+        self._emitter.store(before.umax(number.bitcast(I64)), self._pointer, at)
+
+
+class BlockAdder:
+    """Emits the addition of a block.
+
+    Args:
+        emitter: The function under construction, before any loop.
+        dtype: The type of the elements.
+        result: Receives the far blocks.
+        zero: An i64 that is zero, which the compiler must not know.
+        native: Use the instructions of `avx512_bf16` for BF16.
+    """
+
+    def __init__(
+        self, emitter: Emitter, dtype: FloatType, result: Result, zero: Value, *, native: bool
+    ) -> None:
+        self._emitter = emitter
+        self._dtype = dtype
+        self._result = result
+        self._zero = zero
+        is_wide = dtype is not FloatType.BF16
+        self.lane: ir.IntType = I32 if is_wide else I16
+        self._mantissa_bits = FLOAT32_MANTISSA_BITS if is_wide else dtype.layout.mantissa_bits
+        self._native = native and not is_wide
+        self._magnitude_bits = self._pin(
+            vector(self.lane, BLOCK_SIZE), (1 << self.lane.width - 1) - 1
+        )
+        self._high_half = self._pin(vector(I32, HALF), 0xFFFF0000)
+        counts = vector(I16, BLOCK_SIZE)
+        self._one_flushed = self._pin(counts, ONE_FLUSHED)
+        self._one_saturated = self._pin(counts, ONE_SATURATED)
+        self._rows = self._rows_of_scales() if self._native else None
+
+    def empty_chunk(self, largest: Value) -> Chunk:
+        """A chunk before its first block; `largest` goes on."""
+        constant = self._emitter.constant
+        vectors = SUMS if self._native else 2 * SUMS
+        squares = [constant(vector(F32, HALF), 0)] * vectors
+        return Chunk(squares, constant(vector(I16, BLOCK_SIZE), 0), largest)
+
+    def add_near(self, chunk: Chunk, magnitudes: Value, codes: Value, scale_byte: Value) -> Chunk:
+        """Add a block whose scale is near.
+
+        Args:
+            chunk: What there is.
+            magnitudes: Magnitude bits in the elements' type.
+            codes: With signs, `<32 x i16>`.
+            scale_byte: i32.
+        """
+        if self._dtype is FloatType.F16:
+            magnitudes = widen(magnitudes, self._dtype)
+        if self._rows is not None:
+            decoded, largest, quarter = self._look_up(self._rows, codes, scale_byte)
+        else:
+            half_scale = ((scale_byte - 1) << self._mantissa_bits).resize(self.lane)
+            half_scale = half_scale.splat(BLOCK_SIZE)
+            decoded = _decode(codes.resize(self.lane) & _MAX_CODE, half_scale, self._mantissa_bits)
+            largest = half_scale + _offset(_MAX_CODE, self._mantissa_bits)
+            quarter = half_scale - (1 << self._mantissa_bits)
+        x, q = self._floats(magnitudes), self._floats(decoded)
+        errors = [one.fsub(other) for one, other in zip(x, q, strict=True)]
+        sizes = _join(errors, self.lane) & self._magnitude_bits
+        if self._native:
+            pairs = zip(chunk.squares, (magnitudes, decoded, sizes), strict=True)
+            squares = [add_squares(self._emitter, total, lanes) for total, lanes in pairs]
+        else:
+            terms = zip([*x, *q, *errors], chunk.squares, strict=True)
+            squares = [value.fmuladd(value, total) for value, total in terms]
+        is_flushed = magnitudes.compare("u<=", quarter) & magnitudes.compare("u>", 0)
+        is_saturated = magnitudes.compare("u>", largest)
+        flushed = is_flushed.select(self._one_flushed, 0)
+        saturated = is_saturated.select(self._one_saturated, 0)
+        return Chunk(squares, chunk.counts + flushed + saturated, chunk.largest.umax(sizes))
+
+    def add_far(self, magnitudes: Value, codes: Value, scale_byte: Value) -> None:
+        """Add any block of numbers, in float64 and to memory; parameters as for `add_near`."""
+        constant = self._emitter.constant
+        magnitudes = widen(magnitudes, self._dtype)
+        lifted, inverse = self._emitter.branch(
+            scale_byte.compare("u<", LIFT_BELOW_FIELD),
+            lambda: [lift_lanes(magnitudes), constant(F64, 2.0**-LIFT_EXPONENT)],
+            lambda: [magnitudes, constant(F64, 1.0)],
+        )
+        field = (scale_byte + (_FLOAT64_BIAS - SCALE_BIAS)).zext(I64)
+        scale = (field << _FLOAT64_MANTISSA_BITS).bitcast(F64)
+        half = constant(magnitudes.type, (SCALE_BIAS - 1) << FLOAT32_MANTISSA_BITS)
+        codes = codes.resize(I32) & _MAX_CODE
+        multiples = _decode(codes, half, FLOAT32_MANTISSA_BITS).bitcast_lanes(F32).fpext(F64)
+        q = multiples.fmul(scale.splat(BLOCK_SIZE))
+        x = lifted.bitcast_lanes(F32).fpext(F64).fmul(inverse.splat(BLOCK_SIZE))
+        error = x.fsub(q)
+        for row, value in enumerate((x, q, error)):
+            squares = value.fmul(value)
+            one, other = (squares.lanes(range(at, at + HALF)) for at in (0, HALF))
+            self._result.increase(row * ROW, one.fadd(other))
+        sizes = error.bitcast_lanes(I64) & ((1 << 63) - 1)
+        self._result.raise_largest(sizes.reduce_umax())
+        limit = scale.fmul(E2M1_HALVES[-1] / 2).bitcast(I64).splat(BLOCK_SIZE)
+        flushed = codes.compare("==", 0) & magnitudes.compare("u>", 0)
+        saturated = x.bitcast_lanes(I64).compare("u>", limit)
+        for offset, mask in ((FLUSHED, flushed), (SATURATED, saturated)):
+            self._result.increase(offset, mask.zext(I32).reduce_add().zext(I64))
+
+    def _pin(self, kind: ir.VectorType, number: int) -> Value:
+        """A constant that stays in its register.
+
+        LLVM reads constants from memory wherever they are used, and the loop's reads are what takes
+        longest. It cannot do so with what it does not know to be constant.
+        """
+        return self._emitter.constant(kind, number) + self._zero.resize(kind.element).splat(
+            kind.count
+        )
+
+    def _rows_of_scales(self) -> Value:
+        """For each scale byte: 16 codes' magnitude bits, twice; those of 6 scales; of a quarter."""
+        rows = []
+        for scale_byte in range(SCALE_BIAS + FARTHEST_EXPONENT + 1):
+            half = max(scale_byte - 1, 0) << self._mantissa_bits
+            offsets = [_offset(code, self._mantissa_bits) for code in range(2, SIGN_BIT)]
+            codes = [0, half, *(half + offset for offset in offsets)]
+            largest, quarter = codes[_MAX_CODE], max(half - (1 << self._mantissa_bits), 0)
+            rows.append([*codes * 4, *[largest] * BLOCK_SIZE, *[quarter] * BLOCK_SIZE])
+        return self._emitter.table("scales", I16, rows)
+
+    def _look_up(self, rows: Value, codes: Value, scale_byte: Value) -> tuple[Value, Value, Value]:
+        """The codes' magnitude bits, those of 6 scales and of a quarter, all `<32 x i16>`."""
+        at = scale_byte.zext(I64) * _TABLE_ROW
+        table, largest, quarter = (
+            self._emitter.load(rows, at + part * 2 * BLOCK_SIZE, vector(I16, BLOCK_SIZE))
+            for part in range(3)
+        )
+        return look_up(self._emitter, table, codes), largest, quarter
+
+    def _floats(self, magnitudes: Value) -> list[Value]:
+        """Magnitudes in two vectors `<16 x float>`; which is where does not matter."""
+        if self.lane is I32:
+            halves = [magnitudes.lanes(range(at, at + HALF)) for at in (0, HALF)]
+        else:
+            pairs = magnitudes.bitcast(vector(I32, HALF))
+            halves = [pairs << 16, pairs & self._high_half]
+        return [half.bitcast_lanes(F32) for half in halves]
+
+
+def _offset(code: int, mantissa_bits: int) -> int:
+    """What to add to the bits of half the scale for those of a code's value, from code 2 on.
+
+    Such a code is an exponent and a mantissa bit, which count from half the scale.
+    """
+    return code << (mantissa_bits - 1)
+
+
+def _decode(codes: Value, half_scale: Value, mantissa_bits: int) -> Value:
+    """Magnitude bits of the values of codes without signs, in lanes like the codes."""
+    offset = codes << (mantissa_bits - 1)
+    from_half = codes.compare("u>=", 2).select(offset, 0) + half_scale
+    return codes.compare("==", 0).select(codes, from_half)
+
+
+def _join(halves: Sequence[Value], lane: ir.IntType) -> Value:
+    """The highest bits of two vectors of floats, in one vector."""
+    step = _F32_BITS // lane.width
+    one, other = (half.bitcast(vector(lane, HALF * step)) for half in halves)
+    return one.lanes_with(other, range(step - 1, BLOCK_SIZE * step, step))
