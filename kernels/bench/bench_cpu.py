@@ -2,6 +2,7 @@
 
     PYTHONPATH=kernels python kernels/bench/bench_cpu.py [--mib 128] [--threads 1 2] [--json]
 
+"+ sums" collects the error statistics too; `bench_sums.py` measures what they cost.
 GB/s count the floats read by `quantize` and `scan` and written by `dequantize`; memcpy copies as
 many bytes. The ratio is the median over rounds, each of which times both.
 """
@@ -22,7 +23,8 @@ from _timing import (
     gaussian_bf16,
     median,
 )
-from mxconvert_kernels import FloatType, ScaleRule, explain_backend, get_backend
+from mxconvert_kernels import ErrorSums, FloatType, ScaleRule, explain_backend, get_backend
+from mxconvert_kernels.histograms import histograms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +62,7 @@ def tasks(backend: Backend, dtype: FloatType, source: np.ndarray) -> Iterator[tu
     packed, scales = np.zeros(blocks * 16, np.uint8), np.zeros(blocks, np.uint8)
     out = np.zeros_like(source)
 
-    def quantize_task(rule: ScaleRule, floats: np.ndarray) -> Task:
+    def quantize_task(rule: ScaleRule, floats: np.ndarray, *, with_sums: bool = False) -> Task:
         def run(begin: int, end: int) -> None:
             backend.quantize(
                 floats[begin * width : end * width],
@@ -68,6 +70,7 @@ def tasks(backend: Backend, dtype: FloatType, source: np.ndarray) -> Iterator[tu
                 rule,
                 packed[begin * 16 : end * 16],
                 scales[begin:end],
+                sums=ErrorSums() if with_sums else None,
             )
 
         return run
@@ -86,6 +89,12 @@ def tasks(backend: Backend, dtype: FloatType, source: np.ndarray) -> Iterator[tu
     yield "quantize mse, zeros", quantize_task(ScaleRule.MSE, np.zeros_like(source))
     for rule in ScaleRule:
         yield f"quantize {rule}", quantize_task(rule, source)
+    for rule in (ScaleRule.MSE, ScaleRule.EVEN):
+        yield f"quantize {rule} + sums", quantize_task(rule, source, with_sums=True)
+    yield (
+        "histograms",
+        lambda begin, end: histograms(packed[begin * 16 : end * 16], scales[begin:end]),
+    )
     yield "dequantize", dequantize
     yield "scan", scan
 
