@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from mxconvert_kernels import (
     Backend,
     BackendUnavailableError,
+    ErrorSums,
     FloatType,
     NonFinite,
     ScaleRule,
     explain_backend,
     get_backend,
 )
+from mxconvert_kernels.histograms import SAMPLE_EVERY, histograms
 
 from mxconvert.errors import MissingExtraError
 
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "SAMPLE_EVERY",
     "Backend",
+    "ErrorSums",
     "FloatType",
     "NonFinite",
     "Quantizer",
     "backend_names",
     "explain_backend",
+    "histograms",
     "load_backend",
 ]
 
@@ -58,7 +63,13 @@ class Quantizer:
         self._rule = ScaleRule(scale_rule)
 
     def quantize(
-        self, source: memoryview, dtype: str, packed: memoryview, scales: memoryview
+        self,
+        source: memoryview,
+        dtype: str,
+        packed: memoryview,
+        scales: memoryview,
+        *,
+        sums: ErrorSums | None = None,
     ) -> NonFinite:
         """Quantize whole blocks.
 
@@ -67,11 +78,14 @@ class Quantizer:
             dtype: ``BF16``, ``F16`` or ``F32``.
             packed: ``16 n`` bytes for the codes, low nibble = even element.
             scales: ``n`` bytes for the E8M0 scales.
+            sums: What quantization does to the values is added here.
 
         Returns:
             How many elements are not finite, and the first of them.
         """
-        return self.backend.quantize(source, FloatType(dtype), self._rule, packed, scales)
+        return self.backend.quantize(
+            source, FloatType(dtype), self._rule, packed, scales, sums=sums
+        )
 
     def scan(self, source: memoryview, dtype: str) -> NonFinite:
         """Count elements that are not finite; dtypes without NaN or Inf have none."""

@@ -50,6 +50,13 @@ def quantize(
             "--recheck", help="On resume, compare the source's content with finished files."
         ),
     ] = False,
+    statistics: Annotated[
+        bool,
+        typer.Option(
+            "--statistics/--no-statistics",
+            help="Measure the quantization error of each weight, for `mxconvert report`.",
+        ),
+    ] = True,
     break_lock: Annotated[
         bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
     ] = False,
@@ -83,6 +90,7 @@ def quantize(
         overwrite=overwrite,
         break_lock=break_lock,
         recheck=recheck,
+        statistics=statistics,
         only=tuple(only or ()),
     )
     with open_display(json_lines=json, quiet=quiet) as display:

@@ -7,6 +7,7 @@ with its buffers, in file order, so the piece that a lane waits for always has t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.2  # how soon the main thread notices a signal
 _GRACE_SECONDS = 4.0  # how long threads that hang may delay the end after a signal, twice
 _CLOSERS = 2
+MOST_CLOSING = 16
+"""Files that may wait for the disk; each holds a descriptor."""
 
 
 class Engine:
@@ -52,6 +55,7 @@ class Engine:
         quantizer: Quantizer,
         record: Callable[[OutputFile, FileResult], None],
         report: Reporter,
+        measure: bool = False,
     ) -> None:
         self._pending = deque(files)
         self._folder = folder
@@ -60,6 +64,7 @@ class Engine:
         self._quantizer = quantizer
         self._record = record
         self._report = report
+        self._measure = measure
         self._changed = threading.Condition()
         self._active: list[FileJob] = []
         self._free = deque(Slot(budget.piece_size) for _ in range(budget.slots))
@@ -90,7 +95,8 @@ class Engine:
             self._wait(closers, stop)
             if not any(thread.is_alive() for thread in (*workers, *closers)):
                 for job in self._unclosed:
-                    job.discard()
+                    with contextlib.suppress(OSError):
+                        job.discard()
         if stop.signum is not None:
             self._halt(Interrupted(stop.signum))
         if self._fatal is not None:
@@ -121,10 +127,10 @@ class Engine:
         with self._changed:
             while True:
                 self._open_files()
-                if self._stopping or not self._active:
+                if self._stopping or not (self._active or self._pending):
                     self._retire_all()
                     return None
-                if self._free:
+                if self._active and self._free:
                     task = self._dispatch()
                     if task is not None:
                         return task
@@ -132,10 +138,19 @@ class Engine:
                 self._changed.wait()
 
     def _open_files(self) -> None:
+        most = self._budget.active_files
         while (
-            not self._stopping and self._pending and len(self._active) < self._budget.active_files
+            not self._stopping
+            and self._pending
+            and len(self._active) < most
+            and len(self._unclosed) < most + MOST_CLOSING
         ):
-            job = FileJob(self._pending.popleft(), self._folder, self._budget.piece_size)
+            job = FileJob(
+                self._pending.popleft(),
+                self._folder,
+                self._budget.piece_size,
+                measure=self._measure,
+            )
             self._active.append(job)
             self._unclosed.append(job)
 
@@ -232,11 +247,13 @@ class Engine:
         except BaseException as error:  # noqa: BLE001  (see _work)
             self._crash(job, error)
         if job.error is not None:
-            job.discard()
+            with contextlib.suppress(OSError):  # the next run removes it
+                job.discard()
         with self._changed:
             self._unclosed.remove(job)
             if job.error is not None:
                 self._failed.append((job.file, job.error))
+            self._changed.notify_all()
 
     def _publish(self, job: FileJob) -> None:
         result = job.flush()

@@ -20,7 +20,8 @@ from mxconvert.manifest import (
 )
 from mxconvert.model import FileRole
 from mxconvert.pipeline.names import card_path, copied_sidecars
-from mxconvert.writer import copy_file, write_file
+from mxconvert.statistics import REPORT_NAME, Header, assemble
+from mxconvert.writer import copy_file, write_file, write_stream
 from mxconvert.writer.documents import (
     CARD_NAME,
     CONFIG_NAME,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mxconvert.events import Reporter
+    from mxconvert.manifest import Manifest
     from mxconvert.model import Checkpoint, Plan
     from mxconvert.pipeline.journal import Journal
 
@@ -69,10 +71,27 @@ def finish_artifact(
         config=checkpoint.config,
     )
     raw = encode_manifest(manifest)
+    _write_statistics(plan, manifest, artifact_id(raw), journal, target)
     failpoints.hit("finish.before-manifest", str(target / MANIFEST_NAME))
     write_file(target / MANIFEST_NAME, raw)
     failpoints.hit("finish.after-manifest")
     return artifact_id(raw)
+
+
+def _write_statistics(
+    plan: Plan, manifest: Manifest, artifact: str, journal: Journal, target: Path
+) -> None:
+    """Write what was measured beside the artifact; nothing unless every file was measured."""
+    if any(journal.statistics(file) is None for file in plan.files):
+        return
+    header = Header(
+        tool=f"{manifest.generator.name} {manifest.generator.version}",
+        artifact=artifact,
+        scale_rule=str(plan.options.scale_rule),
+        source=manifest.source.digest,
+    )
+    fragments = (journal.statistics(file) or b"" for file in plan.files)
+    write_stream(target / REPORT_NAME, assemble(fragments, header))
 
 
 def _weight_entries(plan: Plan, journal: Journal) -> Iterator[FileEntry]:

@@ -12,7 +12,9 @@ from mxconvert.events import Notice
 from mxconvert.model import Action
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import cut_file
+from mxconvert.pipeline.statistics import FileStatistics
 from mxconvert.plan.build import file_header
+from mxconvert.quantize import ErrorSums
 from mxconvert.writer import WeightFileWriter
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from mxconvert.model import OutputFile, TensorInfo
     from mxconvert.pipeline.pieces import Part, Piece
     from mxconvert.pipeline.slots import Slot
-    from mxconvert.quantize import Quantizer
+    from mxconvert.quantize import NonFinite, Quantizer
     from mxconvert.source import SourceReader
 
 _BLOCK = 32
@@ -39,11 +41,13 @@ class FileResult:
         digest: Of the whole file.
         outputs: XXH3-128 of each stored tensor, by name.
         sources: XXH3-128 of each source tensor, by its name.
+        statistics: Quantization error, if it was measured; no part of the file's record.
     """
 
     digest: FileDigest
     outputs: dict[str, str]
     sources: dict[str, str]
+    statistics: FileStatistics | None = None
 
 
 @dataclass(slots=True)
@@ -61,8 +65,11 @@ class FileJob:
     piece order through their lanes.
     """
 
-    def __init__(self, file: OutputFile, folder: Path, piece_size: int) -> None:
+    def __init__(
+        self, file: OutputFile, folder: Path, piece_size: int, *, measure: bool = False
+    ) -> None:
         self.file = file
+        self._statistics = FileStatistics() if measure else None
         self.pieces: Iterator[Piece] = cut_file(file, piece_size)
         self.commit_lane = OrderedLane()
         self.sha_lane = OrderedLane()
@@ -103,8 +110,7 @@ class FileJob:
             data = slot.input[part.at : part.at + part.size]
             reader.read_into(source.file, source.offset + part.begin, data)
             if part.item.action is Action.QUANTIZE:
-                packed, scales = self._targets(part, slot)
-                if quantizer.quantize(data, source.dtype, packed, scales):
+                if self._quantize(part, data, slot, quantizer):
                     raise nonfinite_error(source, reader, quantizer, slot)
             elif found := quantizer.scan(data, source.dtype):
                 first = part.begin // (source.size // _elements(source)) + found.first
@@ -112,6 +118,18 @@ class FileJob:
                     count, earlier = self._nonfinite.get(source.name, (0, first))
                     entry = (count + found.count, min(earlier, first))
                     self._nonfinite[source.name] = entry
+
+    def _quantize(
+        self, part: Part, data: memoryview, slot: Slot, quantizer: Quantizer
+    ) -> NonFinite:
+        packed, scales = self._targets(part, slot)
+        dtype = part.item.source.dtype
+        if self._statistics is None:
+            return quantizer.quantize(data, dtype, packed, scales)
+        sums = ErrorSums()
+        found = quantizer.quantize(data, dtype, packed, scales, sums=sums)
+        self._statistics.take(part, sums, packed, scales)
+        return found
 
     def _targets(self, part: Part, slot: Slot) -> tuple[memoryview, memoryview]:
         middle = part.out_at + part.packed_size
@@ -147,6 +165,8 @@ class FileJob:
         if part.item.action is Action.QUANTIZE:
             packed, scales = self._targets(part, slot)
             self._running.packed.update(packed)
+            if self._statistics is not None:
+                self._statistics.merge(part)
             views = [packed]
             if part.last:
                 held = self._scales.pop(part.item.source.name, scales)
@@ -182,7 +202,8 @@ class FileJob:
         Raises:
             LocalError: The operating system refuses.
         """
-        return FileResult(self._writer.flush(), self._outputs, self._sources)
+        digest = self._writer.flush()
+        return FileResult(digest, self._outputs, self._sources, self._statistics)
 
     def publish(self) -> None:
         """Give the file its final name.

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from dataclasses import asdict
@@ -34,7 +35,9 @@ JOURNAL_FOLDER = ".mxconvert"
 SCHEMA_VERSION = 1
 _JOURNAL = "journal.json"
 _FILES = "files"
+_STATISTICS = "statistics"
 _SHOWN = 4
+_LONGEST = 200
 
 
 class Journal:
@@ -92,6 +95,22 @@ class Journal:
         }
         write_file(self._record_path(file), json.dumps(document).encode())
 
+    def record_statistics(self, file: OutputFile, fragment: bytes) -> None:
+        """Keep the statistics of a file that is about to be recorded.
+
+        Raises:
+            LocalError: The operating system refuses.
+        """
+        self._statistics_path(file).parent.mkdir(exist_ok=True)
+        write_file(self._statistics_path(file), fragment)
+
+    def statistics(self, file: OutputFile) -> bytes | None:
+        """Return the statistics of a finished file, ``None`` if none were measured."""
+        try:
+            return self._statistics_path(file).read_bytes()
+        except FileNotFoundError:
+            return None
+
     def finished(self, file: OutputFile) -> bool:
         """Whether a file is complete under its final name."""
         try:
@@ -122,7 +141,7 @@ class Journal:
     def discard(self) -> None:
         """Forget every finished file; the lock stays."""
         (self.folder / _JOURNAL).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / _FILES, ignore_errors=True)
+        self._remove_records()
 
     def remove(self) -> None:
         """Remove everything but the lock.
@@ -133,20 +152,30 @@ class Journal:
         try:
             remove_quietly(self.folder / _JOURNAL)
             failpoints.hit("journal.removing")
-            shutil.rmtree(self.folder / _FILES, ignore_errors=True)
+            self._remove_records()
             for path in self.folder.glob("*"):
                 if path.name != LOCK_NAME:
                     remove_quietly(path)
         except OSError as error:
             raise local_error(error, self.folder) from error
 
+    def _remove_records(self) -> None:
+        for name in (_FILES, _STATISTICS):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
     def remove_folder(self) -> None:
         """Remove the journal's folder if nothing is left in it."""
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
+    def _statistics_path(self, file: OutputFile) -> Path:
+        return self.folder / _STATISTICS / (self._record_path(file).stem + ".jsonl")
+
     def _record_path(self, file: OutputFile) -> Path:
-        return self.folder / _FILES / (quote(file.name, safe="") + ".json")
+        name = quote(file.name, safe="")
+        if len(name) > _LONGEST:  # file systems take 255 bytes, suffixes included
+            name = hashlib.sha256(file.name.encode()).hexdigest()
+        return self.folder / _FILES / (name + ".json")
 
 
 def describe(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:

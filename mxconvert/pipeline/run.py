@@ -34,7 +34,9 @@ from mxconvert.pipeline.slots import (
     usable_cores,
 )
 from mxconvert.quantize import Quantizer, load_backend
+from mxconvert.recipes import find_recipe
 from mxconvert.source import SourceReader
+from mxconvert.statistics import encode_fragment
 from mxconvert.stop import StopToken
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, OutputFile, Plan
+    from mxconvert.pipeline.job import FileResult
 
 
 _AGAIN = "the same command again"
@@ -61,6 +64,7 @@ class RunOptions:
         recheck: Before resuming, compare the source's content with what finished files
             were made from.
         only: Shell globs of output files to make; empty makes all and the artifact.
+        statistics: Measure the quantization error of each weight while it is made.
     """
 
     jobs: int | None = None
@@ -70,6 +74,7 @@ class RunOptions:
     break_lock: bool = False
     recheck: bool = False
     only: tuple[str, ...] = ()
+    statistics: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +168,10 @@ class _Run:
         self._budget: Budget | None = None
         self._backend = "none"
         self._another = ""
+        recipe = find_recipe(checkpoint.config, plan.recipe)
+        if recipe is None:
+            raise AssertionError(f"a plan with the unknown recipe {plan.recipe}")
+        self._classify = recipe.classifier(checkpoint.config)
         self.journal = Journal(target)
 
     def __call__(self, stop: StopToken) -> RunResult:
@@ -216,9 +225,17 @@ class _Run:
             budget=self._budget,
             reader=reader,
             quantizer=Quantizer(backend, self._plan.options.scale_rule),
-            record=self.journal.record,
+            record=self._record,
             report=self._report,
+            measure=self._options.statistics,
         )
+
+    def _record(self, file: OutputFile, result: FileResult) -> None:
+        """Keep what is known of a finished file, its record last."""
+        if result.statistics is not None:
+            records = result.statistics.records(file, self._classify)
+            self.journal.record_statistics(file, encode_fragment(records))
+        self.journal.record(file, result)
 
     def complete_already(self) -> RunResult | None:
         """Return the result if the target holds the very artifact that is to be made."""

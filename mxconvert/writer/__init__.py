@@ -6,6 +6,7 @@ from mxconvert.writer.atomic import (
     remove_quietly,
     sync_folder,
     write_file,
+    write_stream,
 )
 from mxconvert.writer.weights import WeightFileWriter
 
@@ -16,4 +17,5 @@ __all__ = [
     "remove_quietly",
     "sync_folder",
     "write_file",
+    "write_stream",
 ]

@@ -13,7 +13,7 @@ from mxconvert.digest import ChunkHasher, FileDigest
 from mxconvert.errors import LocalError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from io import FileIO
     from pathlib import Path
 
@@ -112,6 +112,17 @@ def write_file(target: Path, data: bytes) -> FileDigest:
     chunks = ChunkHasher()
     chunks.update(data)
     return chunks.finish(hashlib.sha256(data).hexdigest())
+
+
+def write_stream(target: Path, pieces: Iterable[bytes]) -> None:
+    """Write a file of unknown size atomically.
+
+    Raises:
+        LocalError: The operating system refuses.
+    """
+    with partial_file(target) as fd:
+        for piece in pieces:
+            write_all(fd, memoryview(piece))
 
 
 def copy_file(source: Path, target: Path, expected_sha256: str) -> FileDigest:

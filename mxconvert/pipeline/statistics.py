@@ -1,0 +1,93 @@
+"""Quantization error of one output file, gathered while it is made.
+
+Pieces are measured on any thread; their sums are merged in file order, so that a run
+with the same piece size always writes the same numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mxconvert.model import Action
+from mxconvert.quantize import SAMPLE_EVERY, ErrorSums, histograms
+from mxconvert.statistics import Histograms, Sums, TensorStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mxconvert.model import OutputFile
+    from mxconvert.pipeline.pieces import Part
+    from mxconvert.recipes import Classifier
+
+_CODES, _SCALE_BYTES = 16, 256
+
+
+class FileStatistics:
+    """Sums of each quantized tensor and histograms of the whole file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: dict[tuple[str, int], ErrorSums] = {}
+        self._tensors: dict[str, ErrorSums] = {}
+        self._codes = np.zeros(_CODES, np.int64)
+        self._scales = np.zeros(_SCALE_BYTES, np.int64)
+
+    def take(self, part: Part, sums: ErrorSums, packed: memoryview, scales: memoryview) -> None:
+        """Keep what was measured of a part; on any thread."""
+        counted = histograms(packed, scales, first_block=part.first_block)
+        with self._lock:
+            self._parts[part.item.source.name, part.begin] = sums
+            self._codes += counted.codes
+            self._scales += counted.scales
+
+    def merge(self, part: Part) -> None:
+        """Add a part to its tensor; in file order."""
+        name = part.item.source.name
+        with self._lock:
+            sums = self._parts.pop((name, part.begin))
+        if part.begin == 0:
+            self._tensors[name] = sums
+        else:
+            self._tensors[name].add(sums)
+
+    def records(self, file: OutputFile, classify: Classifier) -> Iterator[TensorStats | Histograms]:
+        """Yield the records of a finished file: its tensors in file order, then histograms."""
+        for item in file.items:
+            if item.action is not Action.QUANTIZE:
+                continue
+            source, slot = item.source, classify(item.source.name)
+            yield TensorStats(
+                name=source.name,
+                file=file.name,
+                layer=item.layer,
+                expert=item.expert,
+                projection=slot.projection,
+                role=str(slot.role),
+                shape=(source.shape[0], source.shape[1]),
+                dtype=source.dtype,
+                sums=_frozen(self._tensors[source.name]),
+            )
+        if self._tensors:
+            yield Histograms(
+                file=file.name,
+                codes=tuple(self._codes.tolist()),
+                scales={byte: count for byte, count in enumerate(self._scales.tolist()) if count},
+                sampled=f"every {SAMPLE_EVERY}th block of each weight",
+            )
+
+
+def _frozen(sums: ErrorSums) -> Sums:
+    return Sums(
+        elements=sums.elements,
+        blocks=sums.blocks,
+        sum_x2=sums.sum_x2,
+        sum_q2=sums.sum_q2,
+        sum_err2=sums.sum_err2,
+        max_abs_err=sums.max_abs_err,
+        flushed=sums.flushed,
+        saturated=sums.saturated,
+        exponents=sums.exponents,
+    )
