@@ -210,6 +210,26 @@ def test_measuring_an_artifact_gives_its_error(folders: tuple[Path, Path]) -> No
     assert sum(sum(c.scales.values()) for c in counts) == sum(s.sums.blocks for s in weights)
 
 
+def test_what_a_run_records_is_what_measuring_finds(folders: tuple[Path, Path]) -> None:
+    """Kernels sum while they quantize; decoding the result and comparing must agree."""
+    target, source = folders
+    with (target / REPORT_NAME).open("rb") as file:
+        header, drawn = read_records(file)
+        recorded = {r.name: r for r in drawn if isinstance(r, TensorStats)}
+    again = {r.name: r for r in measured(target, source) if isinstance(r, TensorStats)}
+    assert list(recorded) == list(again)
+    for name, one in recorded.items():
+        mine, other = one.sums, again[name].sums
+        assert replace(one, sums=other) == again[name]
+        for figure in ("sum_x2", "sum_q2", "sum_err2", "max_abs_err"):
+            assert getattr(mine, figure) == pytest.approx(getattr(other, figure), rel=1e-5), figure
+        for figure in ("elements", "blocks", "flushed", "saturated", "exponents"):
+            assert getattr(mine, figure) == getattr(other, figure), figure
+    document = shell("report", target, "--source", source, "--json").ok().json()
+    for member in ("artifact", "source", "scale_rule", "tool"):
+        assert getattr(header, member) == document[member]
+
+
 def test_measuring_twice_gives_the_same_bytes(folders: tuple[Path, Path]) -> None:
     """Threads end in any order; the records do not."""
     one, two = (
@@ -326,7 +346,9 @@ def test_a_report_of_another_artifact_is_refused(
 def test_failures_say_what_to_do(folders: tuple[Path, Path], tmp_path: Path) -> None:
     target, source = folders
     fail_cleanly(shell("report", tmp_path / "none"), 2, "no such folder")
-    fail_cleanly(shell("report", target), 2, REPORT_NAME, "--source")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    fail_cleanly(shell("report", bare), 2, REPORT_NAME, "--source")
     fail_cleanly(shell("report", target, "--sample", "1/2"), 2, "--source")
     fail_cleanly(shell("report", target, "--source", source, "--sample", "3/2"), 2, "N/T")
     fail_cleanly(shell("report", target, "--json", "--jsonl"), 2, "--jsonl")

@@ -181,7 +181,7 @@ def test_samples_cover_everything(artifact: Path, shared_source: Path) -> None:
 def test_a_large_source_is_sampled(
     artifact: Path, shared_source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mxconvert.verify.source.WHOLE_SOURCE_LIMIT", 100_000)
+    monkeypatch.setattr("mxconvert.sample.WHOLE_SOURCE_LIMIT", 100_000)
     report = verify(artifact, "numeric", source=shared_source)
     assert report.ok
     assert "only part 1 of 7" in report.not_checked[0]
