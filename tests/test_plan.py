@@ -21,6 +21,7 @@ from safetensors import TensorSpec, serialize
 from mxconvert import safetensors_format
 from mxconvert.errors import SourceError, UsageError
 from mxconvert.model import (
+    Action,
     Checkpoint,
     FileRole,
     Layout,
@@ -520,3 +521,64 @@ def test_names_that_json_escapes_count_in_full(tmp_path) -> None:
     done = converted(source, tmp_path / "out")
     assert extra.keys() <= done.artifact.tensors.keys()
     assert json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+
+
+# ------------------------------------------------- names and layouts of dense families
+
+
+def planned(shapes: Mapping[str, tuple[int, ...]], **config: Any) -> Plan:
+    return build_plan(checkpoint_of(shapes, config), Options(scope=Scope.LINEAR))
+
+
+def quantized(plan: Plan) -> set[str]:
+    items = (item for file in plan.files for item in file.items)
+    return {item.source.name for item in items if item.action is Action.QUANTIZE}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "shared.weight",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "encoder.relative_attention_bias.weight",
+        "model.tok_embeddings.weight",
+        "output.weight",
+        "model.output.weight",
+        "transformer.output_layer.weight",
+        "v_head.summary.weight",
+    ],
+)
+def test_embeddings_and_heads_by_any_name_are_kept(kept: str) -> None:
+    """T5, MPNet, InternLM2, ChatGLM and reward models have names of their own for them."""
+    linear = "encoder.layer.0.output.dense.weight"
+    plan = planned({kept: (64, 64), linear: (64, 64)})
+    assert quantized(plan) == {linear}
+    assert any(matches(entry, kept.removesuffix(".weight")) for entry in plan.ignore)
+
+
+def test_weights_stored_input_first_are_refused() -> None:
+    """GPT-2's Conv1D is no Linear layer: loaders would drop what we make of it."""
+    shapes = {
+        "h.0.attn.c_attn.weight": (64, 192),
+        "h.0.attn.c_attn.bias": (192,),
+        "h.0.attn.c_proj.weight": (64, 64),
+        "h.0.attn.c_proj.bias": (64,),
+    }
+    with pytest.raises(SourceError, match="c_attn") as caught:
+        planned(shapes, model_type="gpt2")
+    assert caught.value.code == "transposed-weight"
+
+
+def test_weights_with_biases_are_not_taken_for_transposed() -> None:
+    plan = planned({"layers.0.fc.weight": (192, 64), "layers.0.fc.bias": (192,)})
+    assert quantized(plan) == {"layers.0.fc.weight"}
+
+
+@pytest.mark.parametrize(("stated", "ignored"), [({}, True), (True, True), (False, False)])
+def test_head_that_is_not_stored_is_ignored_unless_it_is_said_to_be_untied(
+    stated: Any, ignored: bool
+) -> None:
+    """Gemma and T5 tie by default, and their configs need not say so."""
+    config = {} if stated == {} else {"tie_word_embeddings": stated}
+    plan = planned({"model.layers.0.mlp.up_proj.weight": (64, 64)}, **config)
+    assert ("lm_head" in plan.ignore) == ignored

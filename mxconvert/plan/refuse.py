@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError, brief
 from mxconvert.model import Options, Scope, TensorInfo
-from mxconvert.patterns import WEIGHT_SUFFIX
+from mxconvert.patterns import WEIGHT_SUFFIX, module_name
 from mxconvert.recipes import Recipe, Role, Slot, model_type, recipe_names, text_config
 
 if TYPE_CHECKING:
@@ -101,6 +101,31 @@ def refuse_unrecognised(
             f"name that recipe {recipe.name} expects of one",
             config,
         )
+
+
+def refuse_transposed(tensors: Mapping[str, TensorInfo], candidates: Iterable[str]) -> None:
+    """Refuse weights stored ``[in, out]`` (GPT-2's Conv1D): blocks would run the wrong way.
+
+    A bias has one value for each output, so it tells the two apart where they differ.
+
+    Args:
+        tensors: All tensors by name.
+        candidates: Names of matrices to look at. Square ones do not tell, so they should
+            be all that are of one make.
+
+    Raises:
+        SourceError: Naming the first.
+    """
+    for name in sorted(candidates):
+        outputs, inputs = tensors[name].shape
+        bias = tensors.get(f"{module_name(name)}.bias")
+        if bias is not None and outputs != inputs and bias.shape == (inputs,):
+            raise SourceError(
+                f"{name} has shape [{outputs}, {inputs}] and {inputs} biases: it is stored input "
+                "dimension first (Conv1D, as in GPT-2); loaders know MXFP4 in Linear layers only",
+                hint="models with such layers cannot be converted",
+                code="transposed-weight",
+            )
 
 
 def unknown_family(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> SourceError:

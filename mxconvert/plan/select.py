@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.errors import SourceError, UsageError
 from mxconvert.model import BLOCK_SIZE, Options, Scope, TensorInfo
 from mxconvert.patterns import WEIGHT_SUFFIX, compile_pattern, module_name
-from mxconvert.plan.refuse import check_completeness, refuse_quantized, refuse_unrecognised
+from mxconvert.plan.refuse import (
+    check_completeness,
+    refuse_quantized,
+    refuse_transposed,
+    refuse_unrecognised,
+)
 from mxconvert.recipes import LINEAR_ROLES, Recipe, Role, Slot, text_config
 
 if TYPE_CHECKING:
@@ -80,6 +85,7 @@ def select(
     chosen.quantize = wanted - impossible
     _note_empty(chosen, linear, impossible)
     _harmonise(chosen, linear, recipe, excluded=excluded, impossible=impossible, strict=strict)
+    refuse_transposed(tensors, in_scope | chosen.quantize)
     if not chosen.quantize:
         if not impossible:
             raise _nothing_to_quantize(tensors, recipe, options)
@@ -252,7 +258,10 @@ def _nothing_to_quantize(
 
 
 def tied_head(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str | None:
-    """Return the module name of an output head that is tied and so not stored."""
+    """Return the module name of an output head that is tied and so not stored.
+
+    Configs of families that tie by default (Gemma, T5) need not say so.
+    """
     tied = text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
     stored = any(name.endswith("lm_head.weight") for name in tensors)
-    return "lm_head" if tied is True and not stored else None
+    return "lm_head" if tied in (True, None) and not stored else None

@@ -52,8 +52,12 @@ class Slot:
 COMMON_ROLES: tuple[tuple[Role, str], ...] = (
     (Role.VISION, (r"(^|\.)(vision_tower|visual|vision_model|vision|audio_tower|audio|"
                   r"multi_modal_projector|mm_projector|vit)(\.|_|$)")),
-    (Role.EMBEDDING, r"(^|\.)(embed_\w+|\w*embeddings?|wte|wpe)(\.|$)"),
-    (Role.HEAD, r"(^|\.)(lm_head|output_head|score|classifier|qa_outputs|cls)(\.|$)"),
+    # T5 calls its embedding shared and has another for relative positions.
+    (Role.EMBEDDING, (r"(^|\.)(embed_\w+|\w*embeddings?|embed|wte|wpe|relative_attention_bias)"
+                     r"(\.|$)|^shared\.")),
+    # InternLM2 calls its head output, ChatGLM output_layer; BERT's layers have an output too.
+    (Role.HEAD, (r"(^|\.)(\w+_head|score|classifier|qa_outputs|cls)(\.|$)"
+                r"|^(\w+\.)?(output|output_layer|head)\.\w+$")),
     (Role.NORM, r"(?i)(^|\.|_)(\w*layer_?norm|\w*norm|ln_\w+)(\d*)(\.|$)"),
     (Role.SHARED_EXPERT, r"(^|\.)(shared_experts?|shared_mlp)(\.|$)"),
     (Role.ROUTER, (r"(^|\.)(mlp|block_sparse_moe|ffn|feed_forward|moe)\.(gate|router)(\.|$)"

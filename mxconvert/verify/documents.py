@@ -58,7 +58,11 @@ def read_weight_map(
 
 
 def head_is_tied(config: dict[str, Any] | None) -> bool:
-    """Whether the model's output head is its embedding, so that none need be stored."""
+    """Whether the model's output head may be its embedding, so that none need be stored.
+
+    A config that does not say so may be of a family that ties by default.
+    """
     text = (config or {}).get("text_config")
     places = [text if isinstance(text, dict) else {}, config or {}]
-    return any(place.get("tie_word_embeddings") is True for place in places)
+    stated = [place.get("tie_word_embeddings") for place in places]
+    return True in stated or False not in stated
