@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 
 from mxconvert.errors import Interrupted, LocalError, SourceError, UsageError
 from mxconvert.events import Advanced, Event, FileFinished, ignore
-from mxconvert.model import Action, FileRole, Item, OutputFile, TensorInfo
-from mxconvert.pipeline.engine import Engine
-from mxconvert.pipeline.job import FileJob
+from mxconvert.model import Action, FileRole, Item, Options, OutputFile, TensorInfo
+from mxconvert.pipeline.engine import MOST_CLOSING, Engine
+from mxconvert.pipeline.job import FileJob, FileResult
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import (
     MIN_PIECE_SIZE,
@@ -30,6 +31,7 @@ from mxconvert.plan import build_plan
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.source import SourceReader, open_checkpoint
 from mxconvert.stop import StopToken
+from tests.support.models import bf16_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -307,8 +309,6 @@ class Bench:
 
 @pytest.fixture(params=[1, 4])
 def bench(shared_source: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
-    from mxconvert.model import Options
-
     checkpoint = open_checkpoint(shared_source)
     return Bench(checkpoint, build_plan(checkpoint, Options()), tmp_path, request.param)
 
@@ -337,6 +337,40 @@ class BadQuantizer(Quantizer):
 def test_engine_makes_all_files(bench: Bench) -> None:
     assert bench.run() == []
     assert bench.left == {file.name for file in bench.plan.files} == set(bench.recorded)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_files_that_wait_for_a_slow_disk_are_few(jobs: int, tmp_path: Path) -> None:
+    """Each of them has an open descriptor."""
+    model = bf16_model(experts=64, layers=1, hidden=32, inner=32)
+    checkpoint = open_checkpoint(model.write(tmp_path / "source"))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    plan = build_plan(checkpoint, Options(experts_per_file=1))
+    waiting = []
+
+    def record(_file: OutputFile, _result: FileResult) -> None:
+        time.sleep(0.01)
+        waiting.append(len(list(folder.glob("*.partial"))))
+
+    bench = Bench(checkpoint, plan, folder, jobs)
+    assert bench.run(record=record) == []
+    assert bench.left == {file.name for file in plan.files}
+    assert max(waiting) <= MOST_CLOSING + max(1, jobs // 2)
+
+
+@pytest.mark.timeout(30)
+def test_partial_file_that_cannot_be_removed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file counts as failed, and the others are made."""
+
+    def discard(_job: FileJob) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(FileJob, "discard", discard)
+    failed = bench.run(quantizer=BadQuantizer(1, SourceError("bad weight")))
+    assert len(failed) == 1
+    assert len(bench.recorded) == len(bench.plan.files) - 1
 
 
 @pytest.mark.timeout(30)

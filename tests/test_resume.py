@@ -478,3 +478,15 @@ def test_failpoint_that_cannot_be_read_is_refused(
     """A test that arms nothing would pass for the wrong reason."""
     result = run_cli("quantize", reference.source, tmp_path / "target", env=arm(text))
     fail_cleanly(result, 2, "MXCONVERT_FAILPOINTS", "NAME[:N]=ACTION")
+
+
+def test_files_with_long_names_are_resumed(tmp_path: Path) -> None:
+    """A name of 190 bytes takes three times as many where it is quoted."""
+    model = bf16_model()
+    names = {file: f"{'模' * 60}-{number}.safetensors" for number, file in enumerate(model.shards)}
+    owner = {name: names[file] for file, shard in model.shards.items() for name in shard}
+    reference = make_reference(model.reshard(owner.__getitem__), tmp_path, "--layout", "source")
+    target = tmp_path / "again"
+    finished = _cut_off(reference, target, "writer.after-rename:1", "--jobs", "1")
+    assert len(finished) == 1
+    reference.rerun(target)
