@@ -21,7 +21,7 @@ from mxconvert.manifest import (
 from mxconvert.model import FileRole
 from mxconvert.pipeline.names import card_path, copied_sidecars
 from mxconvert.statistics import REPORT_NAME, Header, assemble
-from mxconvert.writer import copy_file, write_file, write_stream
+from mxconvert.writer import copy_file, write_file, write_statistics
 from mxconvert.writer.documents import (
     CARD_NAME,
     CONFIG_NAME,
@@ -91,7 +91,7 @@ def _write_statistics(
         source=manifest.source.digest,
     )
     fragments = (journal.statistics(file) or b"" for file in plan.files)
-    write_stream(target / REPORT_NAME, assemble(fragments, header))
+    write_statistics(target / REPORT_NAME, assemble(fragments, header))
 
 
 def _weight_entries(plan: Plan, journal: Journal) -> Iterator[FileEntry]:

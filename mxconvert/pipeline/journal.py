@@ -23,7 +23,7 @@ from mxconvert.errors import LocalError, UsageError
 from mxconvert.pipeline.job import FileResult
 from mxconvert.pipeline.lock import LOCK_NAME
 from mxconvert.plan import plan_digest
-from mxconvert.writer import remove_quietly, write_file
+from mxconvert.writer import remove_quietly, write_file, write_statistics
 from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Journal:
             LocalError: The operating system refuses.
         """
         self._statistics_path(file).parent.mkdir(exist_ok=True)
-        write_file(self._statistics_path(file), fragment)
+        write_statistics(self._statistics_path(file), [fragment])
 
     def statistics(self, file: OutputFile) -> bytes | None:
         """Return the statistics of a finished file, ``None`` if none were measured."""

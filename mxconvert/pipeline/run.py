@@ -36,7 +36,7 @@ from mxconvert.pipeline.slots import (
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.recipes import find_recipe
 from mxconvert.source import SourceReader
-from mxconvert.statistics import encode_fragment
+from mxconvert.statistics import REPORT_NAME, encode_fragment
 from mxconvert.stop import StopToken
 
 if TYPE_CHECKING:
@@ -211,6 +211,7 @@ class _Run:
             *(file.name for file in self._plan.files),
             *(sidecar.path for sidecar in copied_sidecars(self._checkpoint)),
             *DOCUMENT_NAMES,
+            REPORT_NAME,
         }
 
     def _engine(self, to_make: list[OutputFile], reader: SourceReader) -> Engine:

@@ -6,7 +6,7 @@ from mxconvert.writer.atomic import (
     remove_quietly,
     sync_folder,
     write_file,
-    write_stream,
+    write_statistics,
 )
 from mxconvert.writer.weights import WeightFileWriter
 
@@ -17,5 +17,5 @@ __all__ = [
     "remove_quietly",
     "sync_folder",
     "write_file",
-    "write_stream",
+    "write_statistics",
 ]

@@ -163,10 +163,18 @@ def fail_cleanly(result: Result, status: int, *mentions: str) -> None:
         assert mention in result.stderr, f"{mention!r} is missing in:\n{result.stderr}"
 
 
+REPORT = ".mxconvert-report.jsonl.zst"
+
+
 def snapshot(folder: Path | str) -> dict[str, str]:
-    """Return SHA-256 by relative path of every file below a folder, links followed."""
+    """Return SHA-256 by relative path of every file below a folder, links followed.
+
+    The report of quantization errors is left out: it is no part of an artifact, and its sums
+    round differently with other kernels or pieces.
+    """
     root = Path(folder)
-    files = (path for path in sorted(root.rglob("*")) if path.is_file())
+    paths = (path for path in sorted(root.rglob("*")) if path.name != REPORT)
+    files = (path for path in paths if path.is_file())
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
