@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | WORKING
         | {
             "--strict", "--dry-run", "--max-memory", "--backend", "--only", "--overwrite",
-            "--recheck", "--break-lock", "--statistics", "--no-statistics",
+            "--recheck", "--break-lock", "--no-statistics",
         },
     ),
     "verify": (

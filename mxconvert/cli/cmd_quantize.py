@@ -50,13 +50,12 @@ def quantize(
             "--recheck", help="On resume, compare the source's content with finished files."
         ),
     ] = False,
-    statistics: Annotated[
+    no_statistics: Annotated[
         bool,
         typer.Option(
-            "--statistics/--no-statistics",
-            help="Measure the quantization error of each weight, for `mxconvert report`.",
+            "--no-statistics", help="Do not measure the quantization error for `mxconvert report`."
         ),
-    ] = True,
+    ] = False,
     break_lock: Annotated[
         bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
     ] = False,
@@ -90,7 +89,7 @@ def quantize(
         overwrite=overwrite,
         break_lock=break_lock,
         recheck=recheck,
-        statistics=statistics,
+        statistics=not no_statistics,
         only=tuple(only or ()),
     )
     with open_display(json_lines=json, quiet=quiet) as display:
