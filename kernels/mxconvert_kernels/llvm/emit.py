@@ -268,6 +268,16 @@ class Emitter:
         constant.initializer = ir.Constant(kind, [list(row) for row in rows])
         return Value(self, constant)
 
+    def data(self, name: str, content: bytes) -> Value:
+        """A pointer to constant bytes at a multiple of 64; their text is shorter than a table's."""
+        kind = ir.ArrayType(I8, len(content))
+        constant = ir.GlobalVariable(self.module, kind, name)
+        constant.linkage = "private"
+        constant.global_constant = True
+        constant.align = 64
+        constant.initializer = ir.Constant(kind, bytearray(content))
+        return Value(self, constant)
+
     def coerce(self, operand: Operand, kind: ir.Type) -> ir.Value:
         """The operand itself, or a Python number as a constant of a type."""
         return operand.raw if isinstance(operand, Value) else self.constant(kind, operand).raw

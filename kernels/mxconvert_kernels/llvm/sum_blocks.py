@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mxconvert_kernels.lanes import FLOAT32_MANTISSA_BITS, LIFT_BELOW_FIELD, LIFT_EXPONENT
@@ -23,6 +24,9 @@ HALF: Final = BLOCK_SIZE // 2
 
 FARTHEST_EXPONENT: Final = 40
 """Blocks whose scale is within 2 ** -40 ... 2 ** 40 are near: float32 holds their squares."""
+
+LOWEST_NEAR: Final = SCALE_BIAS - FARTHEST_EXPONENT
+"""The smallest scale byte of a near block."""
 
 ROW: Final = 8 * HALF
 """Bytes of a sum's lanes in the result; what follows the three sums has 8 bytes each."""
@@ -197,19 +201,19 @@ class BlockAdder:
         )
 
     def _rows_of_scales(self) -> Value:
-        """For each scale byte: 16 codes' magnitude bits, twice; those of 6 scales; of a quarter."""
-        rows = []
-        for scale_byte in range(SCALE_BIAS + FARTHEST_EXPONENT + 1):
-            half = max(scale_byte - 1, 0) << self._mantissa_bits
+        """For each near scale: magnitude bits of 16 codes, twice; of 6 scales; of a quarter."""
+        rows = array("H")
+        for scale_byte in range(LOWEST_NEAR, LOWEST_NEAR + 2 * FARTHEST_EXPONENT + 1):
+            half = (scale_byte - 1) << self._mantissa_bits
             offsets = [_offset(code, self._mantissa_bits) for code in range(2, SIGN_BIT)]
             codes = [0, half, *(half + offset for offset in offsets)]
-            largest, quarter = codes[_MAX_CODE], max(half - (1 << self._mantissa_bits), 0)
-            rows.append([*codes * 4, *[largest] * BLOCK_SIZE, *[quarter] * BLOCK_SIZE])
-        return self._emitter.table("scales", I16, rows)
+            largest, quarter = codes[_MAX_CODE], half - (1 << self._mantissa_bits)
+            rows.extend([*codes * 4, *[largest] * BLOCK_SIZE, *[quarter] * BLOCK_SIZE])
+        return self._emitter.data("scales", rows.tobytes())
 
     def _look_up(self, rows: Value, codes: Value, scale_byte: Value) -> tuple[Value, Value, Value]:
         """The codes' magnitude bits, those of 6 scales and of a quarter, all `<32 x i16>`."""
-        at = scale_byte.zext(I64) * _TABLE_ROW
+        at = (scale_byte.zext(I64) - LOWEST_NEAR) * _TABLE_ROW
         table, largest, quarter = (
             self._emitter.load(rows, at + part * 2 * BLOCK_SIZE, vector(I16, BLOCK_SIZE))
             for part in range(3)

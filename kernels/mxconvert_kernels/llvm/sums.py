@@ -22,6 +22,7 @@ from mxconvert_kernels.llvm.sum_blocks import (
     FARTHEST_EXPONENT,
     FLUSHED,
     HALF,
+    LOWEST_NEAR,
     ONE_SATURATED,
     RESULT_BYTES,
     ROW,
@@ -31,7 +32,7 @@ from mxconvert_kernels.llvm.sum_blocks import (
     Chunk,
     Result,
 )
-from mxconvert_kernels.spec import BLOCK_SIZE, SCALE_BIAS, FloatType
+from mxconvert_kernels.spec import BLOCK_SIZE, FloatType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +46,6 @@ SCRATCH_BYTES: Final = CHUNK_BLOCKS * _CODES_BYTES
 """Holds the codes of a chunk, unpacked, between the loops."""
 
 _ALIGNMENT: Final = 64
-_LOWEST_NEAR: Final = SCALE_BIAS - FARTHEST_EXPONENT
 _SATURATED_SHIFT: Final = ONE_SATURATED.bit_length() - 1
 
 
@@ -135,7 +135,7 @@ class SumsEmitter:
 
         def look_at_scales() -> list[Value]:
             scales = self._emitter.load(self._buffers.scales, first, vector(I8, CHUNK_BLOCKS))
-            return [_is_near((scales - _LOWEST_NEAR).reduce_umax())]
+            return [_is_near((scales - LOWEST_NEAR).reduce_umax())]
 
         loop, constant = self._emitter.loop, self._emitter.constant
         is_whole = count.compare("==", CHUNK_BLOCKS)
@@ -170,7 +170,7 @@ class SumsEmitter:
             self._emitter.branch(is_number, add, list)
             return now
 
-        is_near = _is_near(scale_byte - _LOWEST_NEAR)
+        is_near = _is_near(scale_byte - LOWEST_NEAR)
         return self._emitter.branch(is_near, near, far, likely=True)
 
     def _scale_byte(self, block: Value) -> Value:
