@@ -134,11 +134,12 @@ def _active(
     total: int, roles: dict[str, RoleFigures], num_experts: int | None, per_token: int | None
 ) -> int | None:
     routed = roles.get(str(Role.EXPERT), RoleFigures()).parameters
+    always = total - routed - roles.get(str(Role.MTP), RoleFigures()).parameters
     if not routed:
-        return total
+        return always
     if not num_experts or per_token is None:
         return None
-    return total - routed + routed * per_token // num_experts
+    return always + routed * per_token // num_experts
 
 
 def _figures(

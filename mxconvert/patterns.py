@@ -49,3 +49,16 @@ def compile_pattern(pattern: str, option: str) -> Matcher:
         return lambda module: regex.match(module) is not None
     glob = module_name(pattern)
     return lambda module: module == glob or fnmatch.fnmatchcase(module, glob)
+
+
+# vLLM asks about expert 0 by these names whatever the checkpoint calls its projections
+# (get_moe_method in compressed_tensors_moe.py).
+_ASKED_AS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def names_asked_for(module: str) -> tuple[str, ...]:
+    """Return the names under which loaders look a module up in ``ignore``, its own first."""
+    parent, _, last = module.rpartition(".")
+    if last in _ASKED_AS and ".experts." in module:
+        return module, f"{parent}.{_ASKED_AS[last]}"
+    return (module,)

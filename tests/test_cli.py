@@ -524,3 +524,15 @@ def test_statuses_belong_to_error_classes() -> None:
     assert found["SourceError"] == 5
     assert found["LocalError"] == 7
     assert found["MissingExtraError"] == 8
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_full_disk_behind_stdout_is_no_bug(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The status is that of a local disk, and the message says what could not be written."""
+    source = bf16_model().write(tmp_path / "source")
+    command = [sys.executable, "-m", "mxconvert", "plan", str(source), *options]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 7
+    assert "cannot write the output: No space left on device" in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -570,8 +570,8 @@ def test_weights_stored_input_first_are_refused() -> None:
 
 
 def test_weights_with_biases_are_not_taken_for_transposed() -> None:
-    plan = planned({"layers.0.fc.weight": (192, 64), "layers.0.fc.bias": (192,)})
-    assert quantized(plan) == {"layers.0.fc.weight"}
+    plan = planned({"layers.0.fc1.weight": (192, 64), "layers.0.fc1.bias": (192,)})
+    assert quantized(plan) == {"layers.0.fc1.weight"}
 
 
 @pytest.mark.parametrize(("stated", "ignored"), [({}, True), (True, True), (False, False)])
@@ -582,3 +582,37 @@ def test_head_that_is_not_stored_is_ignored_unless_it_is_said_to_be_untied(
     config = {} if stated == {} else {"tie_word_embeddings": stated}
     plan = planned({"model.layers.0.mlp.up_proj.weight": (64, 64)}, **config)
     assert ("lm_head" in plan.ignore) == ignored
+
+
+def test_what_is_not_recognised_is_kept_and_named() -> None:
+    """A matrix that nobody knows is not quantized on a guess, and can be included."""
+    tensors = {
+        "model.layers.0.mlp.up_proj.weight": (64, 64),
+        "model.layers.0.mlp_res_proj.weight": (64, 64),
+        "model.layers.0.self_attn.q_conv1d.weight": (64, 4),
+        "connector.weight": (64, 64),
+    }
+    plan = planned(tensors)
+    assert quantized(plan) == {"model.layers.0.mlp.up_proj.weight"}
+    (message,) = [text for code, text in plan.notices if code == "unknown-kept"]
+    assert "connector.weight" in message
+    assert "mlp_res_proj" in message
+    assert "conv1d" not in message  # its shape rules it out anyway
+    assert not [code for code, _ in plan.notices if code == "ragged-input-dimension"]
+
+
+def test_kept_experts_are_ignored_under_the_names_that_engines_ask_for() -> None:
+    """vLLM asks about gate_proj, up_proj and down_proj of w1, w3 and w2."""
+    tensors = {
+        f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{w}.weight": (64, 64)
+        for layer in range(2)
+        for expert in range(2)
+        for w in ("w1", "w2", "w3")
+    }
+    config = {"model_type": "mixtral", "num_local_experts": 2}
+    plan = build_plan(checkpoint_of(tensors, config), Options(exclude=("*layers.1.*",)))
+    ignored = [re.compile(entry.removeprefix("re:")) for entry in plan.ignore]
+    for word in ("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"):
+        kept = f"model.layers.1.block_sparse_moe.experts.0.{word}"
+        assert any(regex.match(kept) for regex in ignored)
+        assert not any(regex.match(kept.replace("layers.1", "layers.0")) for regex in ignored)

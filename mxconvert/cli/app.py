@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from typing import Annotated, Any, NoReturn
@@ -18,7 +20,7 @@ from mxconvert.cli.cmd_plan import plan
 from mxconvert.cli.cmd_quantize import quantize
 from mxconvert.cli.cmd_report import report
 from mxconvert.cli.cmd_verify import verify
-from mxconvert.errors import ExitStatus, MxConvertError, UsageError
+from mxconvert.errors import ExitStatus, LocalError, MxConvertError, UsageError
 
 app = typer.Typer(
     name="mxconvert",
@@ -54,6 +56,18 @@ def _root(
     pass
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def _give_up_output(error: OSError) -> NoReturn:
+    """End after an error of a stream: whoever opens files says which one it was."""
+    cause = LocalError(f"cannot write the output: {error.strerror}")
+    runtime.print_error(cause)
+    # Or the interpreter flushes once more at its end, and says so loudly.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(cause.exit_status)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     runtime.install_signal_handlers()
@@ -73,6 +87,8 @@ def main() -> NoReturn:
     except Exception as error:  # a bug, or something nobody foresaw
         if hasattr(error, "format_message"):
             _refuse_arguments(error)
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+            _give_up_output(error)
         if runtime.state.debug:
             raise
         runtime.print_error(

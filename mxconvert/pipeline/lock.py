@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LOCK_NAME = "lock"
 _MODE = 0o644
+_PATIENCE, _PATIENCE_SECONDS = 40, 0.05
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -88,11 +90,14 @@ class Lock:
         Raises:
             LocalError: Somebody else holds it; names the holder.
         """
-        mine = self._path.with_name(f"{LOCK_NAME}.{self._holder.host}.{self._holder.pid}")
+        mine = self._path.with_name(f"{LOCK_NAME}.{uuid.uuid4().hex}")
         try:
             while not self._try_link(mine):
                 with contextlib.suppress(FileNotFoundError), _alone(self._path.parent):
                     self._make_way(report, break_lock=break_lock)
+            # Remains of killed runs; a run that tries just now writes its file anew.
+            for remains in self._path.parent.glob(f"{LOCK_NAME}.*"):
+                remains.unlink(missing_ok=True)
         except LocalError:
             self._close()
             raise
@@ -186,11 +191,23 @@ def _alone(folder: Path) -> Iterator[None]:
     """Let one run of this host at a time judge and remove a lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # not on every network file system
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        _flock_patiently(fd)
         yield
     finally:
         os.close(fd)
+
+
+def _flock_patiently(fd: int) -> None:
+    """Wait a little for a ``flock``; a stopped process must not hold up everybody."""
+    for _ in range(_PATIENCE):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PATIENCE_SECONDS)
+        except OSError:  # not on every network file system
+            return
+        else:
+            return
 
 
 def _may_take_over(holder: Holder | None, path: Path, *, break_lock: bool) -> bool:

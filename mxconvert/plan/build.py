@@ -21,7 +21,7 @@ from mxconvert.model import (
     output_size,
     quantized_names,
 )
-from mxconvert.patterns import WEIGHT_SUFFIX, module_name
+from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
 from mxconvert.plan.refuse import unknown_family
@@ -166,10 +166,14 @@ def _ignore(checkpoint: Checkpoint, chosen: Selection) -> tuple[str, ...]:
     ]
     tied = tied_head(checkpoint.config, checkpoint.tensors)
     return ignore_entries(
-        kept=[module_name(name) for name in linear if name not in chosen.quantize],
-        converted=[module_name(name) for name in linear if name in chosen.quantize],
+        kept=_asked_for(name for name in linear if name not in chosen.quantize),
+        converted=_asked_for(name for name in linear if name in chosen.quantize),
         always=[tied] if tied else [],
     )
+
+
+def _asked_for(names: Iterable[str]) -> list[str]:
+    return [asked for name in names for asked in names_asked_for(module_name(name))]
 
 
 def _totals(files: Iterable[OutputFile], action: Action) -> Totals:

@@ -28,8 +28,8 @@ def ignore_entries(
     """Return a small ignore list.
 
     Args:
-        kept: Module names of stored rank-2 weights that keep their dtype.
-        converted: Module names of packed weights.
+        kept: Names that loaders ask for of stored rank-2 weights that keep their dtype.
+        converted: Names that loaders ask for of packed weights.
         always: Module names to list although nothing of them is stored (a tied head).
     """
     by_last: dict[str, list[str]] = defaultdict(list)

@@ -20,7 +20,7 @@ from mxconvert.plan.refuse import (
     refuse_transposed,
     refuse_unrecognised,
 )
-from mxconvert.recipes import LINEAR_ROLES, Recipe, Role, Slot, text_config
+from mxconvert.recipes import LINEAR_ROLES, Recipe, Role, Slot, head_is_tied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,9 +81,12 @@ def select(
     excluded = _matching(options.exclude, "--exclude", tensors)
     _refuse_include(included, chosen.slots)
     wanted = (in_scope | included) - excluded
+    _refuse_dtypes(linear[name] for name in sorted(wanted))
     impossible = {name for name in wanted if not _convertible(linear[name])}
     chosen.quantize = wanted - impossible
     _note_empty(chosen, linear, impossible)
+    if options.scope is Scope.LINEAR:
+        _note_unknown(chosen, linear, included)
     _harmonise(chosen, linear, recipe, excluded=excluded, impossible=impossible, strict=strict)
     refuse_transposed(tensors, in_scope | chosen.quantize)
     if not chosen.quantize:
@@ -104,14 +107,23 @@ def _in_scope(slot: Slot, scope: Scope) -> bool:
 
 
 def _convertible(tensor: TensorInfo) -> bool:
-    if tensor.dtype not in FLOAT_DTYPES:
-        raise SourceError(
-            f"{tensor.name}: dtype {tensor.dtype} in {tensor.file}; "
-            f"only {', '.join(sorted(FLOAT_DTYPES))} weights can be quantized",
-            hint=f"leave it as it is with --exclude {module_name(tensor.name)!r}",
-            code="unsupported-dtype",
-        )
-    return tensor.size > 0 and tensor.shape[1] % BLOCK_SIZE == 0
+    whole_blocks = tensor.shape[1] % BLOCK_SIZE == 0
+    return tensor.dtype in FLOAT_DTYPES and tensor.size > 0 and whole_blocks
+
+
+def _refuse_dtypes(wanted: Iterable[TensorInfo]) -> None:
+    unfit = [tensor for tensor in wanted if tensor.dtype not in FLOAT_DTYPES]
+    if not unfit:
+        return
+    dtypes = ", ".join(sorted({tensor.dtype for tensor in unfit}))
+    first = module_name(unfit[0].name)
+    raise SourceError(
+        f"{len(unfit)} weights to be quantized have the dtype {dtypes}, only "
+        f"{', '.join(sorted(FLOAT_DTYPES))} can be: {_some({t.name for t in unfit})}",
+        hint=f"keep them as they are with --exclude, for example --exclude '{first}', which "
+        "extends to the weights that engines load with it",
+        code="unsupported-dtype",
+    )
 
 
 def _matching(patterns: Iterable[str], option: str, names: Iterable[str]) -> set[str]:
@@ -146,6 +158,18 @@ def _note_empty(chosen: Selection, linear: Mapping[str, TensorInfo], impossible:
         chosen.notices.append(
             ("empty-weight", f"{_some(empty)}: no elements; kept as stored, not quantized")
         )
+
+
+def _note_unknown(chosen: Selection, linear: Mapping[str, TensorInfo], included: set[str]) -> None:
+    """Say which matrices are kept since nobody knows what they are."""
+    unknown = {
+        name
+        for name in linear.keys() - included
+        if chosen.slots[name].role is Role.OTHER and _convertible(linear[name])
+    }
+    if unknown:
+        message = f"{len(unknown)} matrices of unknown purpose keep their dtype: {_some(unknown)}"
+        chosen.notices.append(("unknown-kept", f"{message}; --include quantizes them"))
 
 
 # ------------------------------------------------------------------ one scheme for all
@@ -258,10 +282,6 @@ def _nothing_to_quantize(
 
 
 def tied_head(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str | None:
-    """Return the module name of an output head that is tied and so not stored.
-
-    Configs of families that tie by default (Gemma, T5) need not say so.
-    """
-    tied = text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    """Return the module name of an output head that is tied and so not stored."""
     stored = any(name.endswith("lm_head.weight") for name in tensors)
-    return "lm_head" if tied in (True, None) and not stored else None
+    return "lm_head" if head_is_tied(config) and not stored else None

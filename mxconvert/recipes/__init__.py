@@ -6,7 +6,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import UsageError
-from mxconvert.recipes.base import LINEAR_ROLES, Classifier, Recipe, Role, Slot, text_config
+from mxconvert.recipes.base import (
+    LINEAR_ROLES,
+    Classifier,
+    Recipe,
+    Role,
+    Slot,
+    head_is_tied,
+    text_config,
+)
 from mxconvert.recipes.families import DENSE, FAMILIES
 
 if TYPE_CHECKING:
@@ -19,6 +27,7 @@ __all__ = [
     "Role",
     "Slot",
     "find_recipe",
+    "head_is_tied",
     "looks_like_moe",
     "model_type",
     "recipe_names",

@@ -50,6 +50,9 @@ class Slot:
 
 # Order matters: the first pattern that is found in the name decides.
 COMMON_ROLES: tuple[tuple[Role, str], ...] = (
+    # Convolutions, and adapters between parts of a model.
+    (Role.OTHER, (r"(^|\.|_)conv(\dd|\d)?(\.|$)"
+                 r"|(^|\.)(indexer|altup|connector|img_projector|image_encoder)(\.|$)")),
     (Role.VISION, (r"(^|\.)(vision_tower|visual|vision_model|vision|audio_tower|audio|"
                   r"multi_modal_projector|mm_projector|vit)(\.|_|$)")),
     # T5 calls its embedding shared and has another for relative positions.
@@ -62,8 +65,10 @@ COMMON_ROLES: tuple[tuple[Role, str], ...] = (
     (Role.SHARED_EXPERT, r"(^|\.)(shared_experts?|shared_mlp)(\.|$)"),
     (Role.ROUTER, (r"(^|\.)(mlp|block_sparse_moe|ffn|feed_forward|moe)\.(gate|router)(\.|$)"
                   r"|(^|\.)(shared_expert_gate|router|e_score_correction_bias)(\.|$)")),
-    (Role.ATTENTION, r"(^|\.)(self_attn|attention|attn|linear_attn|self_attention)(\.|$)"),
-    (Role.MLP, r"(^|\.)(mlp|feed_forward|ffn|intermediate|output)\.\w+"),
+    (Role.ATTENTION, (r"(?i)(^|\.)(self_?attn|self_?attention|attention|attn|linear_attn|"
+                     r"encoder_attn|encdecattention)(\.|$)")),
+    (Role.MLP, (r"(?i)(^|\.)(mlp|feed_forward|ffn|intermediate|output|densereludense)\.\w+"
+               r"|(^|\.)(fc1|fc2|fc_in|fc_out)(\.|$)")),
 )  # fmt: skip
 _COMMON_ROLES = tuple((role, re.compile(pattern)) for role, pattern in COMMON_ROLES)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,5})\.")
@@ -72,8 +77,8 @@ _MTP_PREFIX = re.compile(r"(^|\.)mtp\.")
 LARGEST_NUMBER = 99_999
 """Of layers and experts; tensor names with more digits are not taken for theirs."""
 
-LINEAR_ROLES = frozenset({Role.EXPERT, Role.SHARED_EXPERT, Role.ATTENTION, Role.MLP, Role.OTHER})
-"""Roles whose 2-D weights ``--scope linear`` quantizes."""
+LINEAR_ROLES = frozenset({Role.EXPERT, Role.SHARED_EXPERT, Role.ATTENTION, Role.MLP})
+"""Roles whose 2-D weights ``--scope linear`` quantizes; what is not recognised is kept."""
 
 # Modules that engines merge into one matrix, so that they share one scheme (vLLM
 # packed_modules_mapping of the families below).
@@ -166,6 +171,15 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a config (``text_config`` where there is one)."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
+
+
+def head_is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the model's output head may be its embedding, so that none need be stored.
+
+    A config that does not say so may be of a family that ties by default (Gemma, T5).
+    """
+    stated = [part.get("tie_word_embeddings") for part in (text_config(config), config)]
+    return True in stated or False not in stated
 
 
 def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mxconvert.recipes.base import Recipe
 
 _PER_EXPERT = (
-    r"(?P<prefix>(?:.*\.)?layers\.(?P<layer>\d{1,5})\.{block})\.experts\.(?P<expert>\d{1,5})"
+    r"(?:.*\.)?layers\.(?P<layer>\d{1,5})\.{block}\.experts\.(?P<expert>\d{1,5})"
     r"\.(?P<projection>\w+)\.(?P<kind>weight|bias)$"
 )
 _GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")

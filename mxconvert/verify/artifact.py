@@ -8,6 +8,7 @@ from mxconvert.errors import Interrupted, LocalError, UsageError
 from mxconvert.events import Advanced, Started, ignore
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, WORK_FOLDER
 from mxconvert.model import FileRole
+from mxconvert.recipes import head_is_tied
 from mxconvert.stop import StopToken
 from mxconvert.verify.config import check_config
 from mxconvert.verify.digests import DigestCheck, DigestTask
@@ -15,7 +16,6 @@ from mxconvert.verify.documents import (
     CONFIG_NAME,
     INDEX_NAME,
     STALE_NAME,
-    head_is_tied,
     read_object,
     read_weight_map,
 )
@@ -246,7 +246,7 @@ class _Run:
             declaration,
             None if indexed is None else indexed[0],
             foreign=manifest is None,
-            tied_head=head_is_tied(config),
+            tied_head=head_is_tied(config or {}),
         )
 
     def _config(self) -> dict[str, object] | None:

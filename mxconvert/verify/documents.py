@@ -55,14 +55,3 @@ def read_weight_map(
         collector.fail(Check.STRUCTURE, "bad-index", message, path=path)
         return None
     return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
-
-
-def head_is_tied(config: dict[str, Any] | None) -> bool:
-    """Whether the model's output head may be its embedding, so that none need be stored.
-
-    A config that does not say so may be of a family that ties by default.
-    """
-    text = (config or {}).get("text_config")
-    places = [text if isinstance(text, dict) else {}, config or {}]
-    stated = [place.get("tie_word_embeddings") for place in places]
-    return True in stated or False not in stated

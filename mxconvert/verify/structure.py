@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mxconvert import safetensors_format as st
 from mxconvert.errors import SourceError
 from mxconvert.model import FileRole
+from mxconvert.patterns import names_asked_for
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
@@ -168,16 +169,21 @@ class StructureCheck:
         self.declaration.see(name.rpartition(".")[0])
         if name.endswith(PACKED):
             module = name.removesuffix(PACKED)
-            if self.declaration.ignores(module):
+            if any(map(self.declaration.ignores, names_asked_for(module))):
                 self.fail("packed-but-ignored", path, name, "config.json ignores its module")
             elif not self.declaration.targets(module):
                 self.fail("packed-but-no-target", path, name, "config.json does not target it")
         elif name.endswith(WEIGHT) and len(tensor.shape) == _LINEAR_RANK:
             module = name.removesuffix(WEIGHT)
             exempt = self.foreign and "embed" in module
-            if not exempt and not self.declaration.ignores(module):
+            if not exempt and not self._is_left_alone(module):
                 what = "not packed, but config.json does not ignore its module"
                 self.fail("not-declared", path, name, what)
+
+    def _is_left_alone(self, module: str) -> bool:
+        assert self.declaration is not None  # noqa: S101  (the caller asked)
+        names = (module,) if self.foreign else names_asked_for(module)
+        return all(map(self.declaration.ignores, names))
 
     # ------------------------------------------------------------------- all files
 

@@ -82,15 +82,22 @@ def _is_mapping(lines: list[str]) -> bool:
 
 def _front_matter(lines: list[str], base_model: str | None) -> list[str]:
     front = _with_tags(lines)
-    if base_model is not None and not _has(front, "base_model"):
-        front.append(f"base_model: {json.dumps(base_model)}")
-        if not _has(front, "base_model_relation"):
-            front.append("base_model_relation: quantized")
-    return front
+    if base_model is None:
+        return front
+    # What the source was made from is no longer the parent: the source is.
+    front = _without(front, ("base_model", "base_model_relation"))
+    return [*front, f"base_model: {json.dumps(base_model)}", "base_model_relation: quantized"]
 
 
-def _has(lines: list[str], key: str) -> bool:
-    return any(_KEY.match(line) and line.split(":")[0].strip() == key for line in lines)
+def _without(lines: list[str], keys: tuple[str, ...]) -> list[str]:
+    """Return the lines of a mapping without some keys and what belongs to them."""
+    kept, dropping = [], False
+    for line in lines:
+        if _KEY.match(line):
+            dropping = line.split(":")[0].strip() in keys
+        if not dropping:
+            kept.append(line)
+    return kept
 
 
 def _with_tags(lines: list[str]) -> list[str]:

@@ -64,8 +64,6 @@ def config_json(config: Mapping[str, Any], plan: Plan) -> tuple[bytes, tuple[Not
     _settle_dtypes(document, _nested_dtype(document) or majority, "", notices)
     if not _names_dtype(document):
         _insert_dtype(document, majority)
-    if isinstance(config.get(QUANTIZATION_KEY), dict):
-        notices.append(("config-replaced", "config.json: the quantization_config is replaced"))
     document[QUANTIZATION_KEY] = quantization_config(plan)
     return encode_json(document), tuple(notices)
 
