@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Counts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-SAMPLE_EVERY: Final = 251
+SAMPLE_EVERY: Final = 1021
 """A prime, so that the sample does not stay in the same columns of a matrix."""
 
 

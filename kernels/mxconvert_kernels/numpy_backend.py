@@ -24,7 +24,7 @@ from mxconvert_kernels.lanes import (
     raise_gate,
     rule_bias,
 )
-from mxconvert_kernels.numpy_sums import sum_chunk
+from mxconvert_kernels.numpy_sums import sum_blocks
 from mxconvert_kernels.reference import decode
 from mxconvert_kernels.spec import (
     ALL_FINITE,
@@ -87,7 +87,7 @@ class NumpyBackend:
             outputs = packed_out[chunk], scales_out[chunk]
             in_chunk = _quantize_chunk(bits[chunk], dtype, rule, *outputs)
             if sums is not None:
-                sums.add(sum_chunk(bits[chunk], dtype, *outputs))
+                sums.add(sum_blocks(bits[chunk], dtype, *outputs))
             found = _add(found, in_chunk, chunk.start * BLOCK_SIZE)
         return found
 

@@ -8,22 +8,27 @@ import numpy as np
 
 from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.spec import (
-    BLOCK_SIZE,
     E2M1_HALVES,
     ELEMENT_EMAX,
     NAN_SCALE_BYTE,
     SCALE_BIAS,
-    SIGN_BIT,
     FloatType,
 )
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-VALUES: Final = np.array(E2M1_HALVES * 2, np.float64) / 2
-"""Magnitudes of the 16 codes."""
+PART_BLOCKS: Final = 256
+"""Blocks whose values in float64 are small enough for the allocator to keep: 64 KiB."""
+
+_FLOAT64_MANTISSA_BITS: Final = 52
+_FLOAT64_BIAS: Final = 1023
+_VALUES: Final = np.array(E2M1_HALVES * 2, np.float64) / 2
+_BYTES: Final = np.arange(256)
+_PAIRS: Final = _VALUES[_BYTES & 15] + 1j * _VALUES[_BYTES >> 4]
+"""Magnitudes of the two codes in a byte, side by side in memory."""
 
 
-def sum_chunk(bits: Array, dtype: FloatType, packed: Array, scales: Array) -> ErrorSums:
+def sum_blocks(bits: Array, dtype: FloatType, packed: Array, scales: Array) -> ErrorSums:
     """The sums of the blocks of numbers.
 
     Args:
@@ -32,6 +37,14 @@ def sum_chunk(bits: Array, dtype: FloatType, packed: Array, scales: Array) -> Er
         packed: Codes `[B, 16]`.
         scales: Scale bytes `[B]`.
     """
+    sums = ErrorSums()
+    for start in range(0, len(scales), PART_BLOCKS):
+        part = slice(start, start + PART_BLOCKS)
+        sums.add(_sum_part(bits[part], dtype, packed[part], scales[part]))
+    return sums
+
+
+def _sum_part(bits: Array, dtype: FloatType, packed: Array, scales: Array) -> ErrorSums:
     finite = scales != NAN_SCALE_BYTE
     if not finite.all():
         bits, packed, scales = bits[finite], packed[finite], scales[finite]
@@ -39,13 +52,13 @@ def sum_chunk(bits: Array, dtype: FloatType, packed: Array, scales: Array) -> Er
     if blocks == 0:
         return ErrorSums()
     x = _magnitudes(bits, dtype)
-    codes = np.empty((blocks, BLOCK_SIZE), np.uint8)
-    codes[:, ::2], codes[:, 1::2] = packed & (2 * SIGN_BIT - 1), packed >> 4
     scale = np.ldexp(1.0, scales.astype(np.int32) - SCALE_BIAS)[:, None]
-    q = VALUES[codes] * scale
+    q = _PAIRS.take(packed).view(np.float64)
+    q *= scale
     error = x - q
-    floor = np.frexp(x.max(axis=1))[1] - 1 - ELEMENT_EMAX + SCALE_BIAS
-    floor = np.where(x.any(axis=1), np.maximum(floor, 0), 0)
+    amax = np.ascontiguousarray(x.T).max(axis=0)  # faster than reducing a short axis
+    floor = np.frexp(amax)[1] - 1 - ELEMENT_EMAX + SCALE_BIAS
+    floor = np.where(amax > 0, np.maximum(floor, 0), 0)
     below, above = int((scales < floor).sum()), int((scales > floor).sum())
     return ErrorSums(
         elements=x.size,
@@ -63,12 +76,14 @@ def sum_chunk(bits: Array, dtype: FloatType, packed: Array, scales: Array) -> Er
 def _magnitudes(bits: Array, dtype: FloatType) -> Array:
     """Magnitudes in float64, by steps that flush no subnormal number."""
     layout = dtype.layout
-    magnitudes = bits & layout.magnitude_mask
-    field = (magnitudes >> layout.mantissa_bits).astype(np.int32)
-    mantissa = (magnitudes & ((1 << layout.mantissa_bits) - 1)).astype(np.int64)
-    mantissa += (field > 0).astype(np.int64) << layout.mantissa_bits
-    exponent = np.maximum(field, 1) - (layout.bias + layout.mantissa_bits)
-    values: Array = np.ldexp(mantissa.astype(np.float64), exponent)
+    magnitudes = (bits & layout.magnitude_mask).astype(np.int64)
+    missing_bits = _FLOAT64_MANTISSA_BITS - layout.mantissa_bits
+    rebias = (_FLOAT64_BIAS - layout.bias) << _FLOAT64_MANTISSA_BITS
+    values: Array = ((magnitudes << missing_bits) + rebias).view(np.float64)
+    small = magnitudes < 1 << layout.mantissa_bits
+    if small.any():
+        unit = 2.0 ** (1 - layout.bias - layout.mantissa_bits)
+        values[small] = magnitudes[small] * unit
     return values
 
 
