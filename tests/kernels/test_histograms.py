@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from mxconvert_kernels.histograms import SAMPLE_EVERY, histograms
+from mxconvert_kernels.histograms import SAMPLE_EVERY, HistogramSampler, histograms
 
 from tests.kernels.blocks import codes
 
@@ -40,6 +40,18 @@ def test_pieces_add_up(every):
     np.testing.assert_array_equal(sum(part.scales for part in parts), whole.scales)
 
 
+def test_a_sampler_counts_as_often_as_it_is_asked():
+    sampler = HistogramSampler(1)
+    packed, scales = random_result(9000)  # more than is kept at a time
+    for begin in range(0, 9000, 1500):
+        piece = slice(begin, begin + 1500)
+        sampler.add(packed[piece], scales[piece], first_block=begin)
+        assert sampler.histograms().scales.sum() == begin + 1500
+    found, expected = sampler.histograms(), histograms(packed, scales, 1)
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    np.testing.assert_array_equal(found.scales, expected.scales)
+
+
 def test_the_sample_covers_all_columns():
     """Of rows of any number of blocks but a multiple of the prime."""
     for blocks_in_row in (16, 64, 90, 224, 512):
@@ -58,9 +70,9 @@ def test_any_kind_of_buffer_and_none_at_all():
 def test_errors():
     with pytest.raises(ValueError, match="packed: expected 32 bytes for 2 scales, found 31 bytes"):
         histograms(bytes(31), bytes(2))
-    with pytest.raises(ValueError, match="every >= 1"):
+    with pytest.raises(ValueError, match="every: expected at least 1, found 0"):
         histograms(bytes(16), bytes(1), 0)
-    with pytest.raises(ValueError, match="first_block >= 0"):
+    with pytest.raises(ValueError, match="first_block: expected at least 0, found -1"):
         histograms(bytes(16), bytes(1), first_block=-1)
     with pytest.raises(ValueError, match="scales: expected a C-contiguous buffer"):
         histograms(bytes(32), np.zeros(4, np.uint8)[::2])
