@@ -1,15 +1,17 @@
 """Measure quantize against what this machine can do.
 
-    python scripts/bench_quantize.py [--folder /dev/shm] [--gb 4] [--rss 2,16] [--json]
+    python scripts/bench_quantize.py [--folder /dev/shm] [--gb 8] [--rss 2,16] [--json]
 
 `mxconvert bench` gives the rates of this machine; this script measures whole processes.
 One run does all of it, so that the ratios hold on a noisy machine:
 
 * stages: the CPU seconds that each stage takes per GB of source, measured alone, one
-  thread, over the same pieces (`mxconvert.bench.stages`). Cores divided by their sum is the
-  speed that nothing can exceed here;
-* quantize: whole processes with all digests on, source and destination in ``--folder``,
-  and their speed as a share of that bound (and, with ``--cold`` on a disk, of a plain
+  thread, over the same pieces (`mxconvert.bench.stages`), and what they add up to for the
+  bytes that this checkpoint reads, quantizes and writes. Cores divided by that is the speed
+  that nothing can exceed here;
+* quantize with all digests and statistics on, source and destination in ``--folder``: as a
+  whole process, start of the interpreter included, and as the run times itself, each as a
+  share of that bound (and, with ``--cold`` on a disk, of a plain
   copy with fsync of the same bytes);
 * peak resident memory for each source size of ``--rss``.
 """
@@ -22,18 +24,23 @@ import os
 import shutil
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mxconvert.bench.bounds import Workload, cpu_seconds
 from mxconvert.bench.disk import forget
 from mxconvert.bench.process import Usage, run_process
 from mxconvert.bench.source import Dimensions, write_source
 from mxconvert.bench.stages import Stages
 from mxconvert.bench.workspace import workspace
+from mxconvert.model import Options, ScaleRule
 from mxconvert.pipeline.pieces import PIECE_SIZE
 from mxconvert.pipeline.slots import usable_cores
+from mxconvert.plan import build_plan
 from mxconvert.quantize import load_backend
+from mxconvert.source import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,14 +49,17 @@ GB = 10**9
 RUNS = 5
 
 
-def quantize(source: Path, target: Path, rule: str) -> Usage:
-    """Run quantize as a process of its own."""
+def quantize(source: Path, target: Path, rule: str) -> tuple[Usage, float]:
+    """Run quantize as a process of its own; also return the seconds that it states itself."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "mxconvert", "quantize", str(source), str(target)]
-    usage = run_process([*command, "--scale-rule", rule, "--quiet"])
+    with tempfile.TemporaryFile() as log:
+        usage = run_process([*command, "--scale-rule", rule, "--json"], log=log)
+        log.seek(0)
+        lines = log.read().splitlines()
     if usage.status:
         sys.exit(f"error: quantize ended with status {usage.status}")
-    return usage
+    return usage, json.loads(lines[-1])["seconds"]
 
 
 def plain_copy(source: Path, target: Path) -> float:
@@ -85,7 +95,7 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))  # noqa: S108
-    parser.add_argument("--gb", type=float, default=4)
+    parser.add_argument("--gb", type=float, default=8)
     parser.add_argument("--rule", default="mse")
     parser.add_argument("--rss", default="")
     parser.add_argument("--cold", action="store_true", help="read from the disk, not its cache")
@@ -104,7 +114,9 @@ def report(work: Path, args: argparse.Namespace) -> None:
     stages = Stages(load_backend("auto"), args.rule)
     stages.run(shard, work / "stage.out")
     per_gb = {stage: taken * GB for stage, taken in stages.per_source_byte().items()}
-    bound = cores / sum(per_gb.values())
+    plan = build_plan(open_checkpoint(source), Options(scale_rule=ScaleRule(args.rule)))
+    needed = cpu_seconds(Workload.of_plan(plan), stages.per_own_byte())
+    bound = cores / needed * total / GB
     runs, copies = [], []
     quantize(source, target, args.rule)  # warm
     for _ in range(RUNS):
@@ -113,21 +125,24 @@ def report(work: Path, args: argparse.Namespace) -> None:
             copies.append(plain_copy(source, target))
             drop_cache(source)
         runs.append(quantize(source, target, args.rule))
-    speed = total / GB / statistics.median(run.wall_s for run in runs)
+    speed = total / GB / statistics.median(usage.wall_s for usage, _ in runs)
+    inner = total / GB / statistics.median(seconds for _, seconds in runs)
     result = {
         "cores": cores,
         "source_gb": total / GB,
         "rule": args.rule,
         "stage_cpu_s_per_gb": per_gb,
         "bound_gb_s": bound,
-        "quantize_gb_s": speed,
-        "quantize_share_of_bound": speed / bound,
-        "cpu_s_per_gb": statistics.median(run.cpu_s for run in runs) / (total / GB),
-        "peak_rss_mib": max(run.peak_bytes for run in runs) / 2**20,
+        "process_gb_s": speed,
+        "process_share_of_bound": speed / bound,
+        "conversion_gb_s": inner,
+        "conversion_share_of_bound": inner / bound,
+        "cpu_s_per_gb": statistics.median(usage.cpu_s for usage, _ in runs) / (total / GB),
+        "peak_rss_mib": max(usage.peak_bytes for usage, _ in runs) / 2**20,
     }
     if copies:
         copy = statistics.median(copies)
-        result |= {"plain_copy_gb_s": copy, "quantize_share_of_copy": speed / copy}
+        result |= {"plain_copy_gb_s": copy, "process_share_of_copy": speed / copy}
     shutil.rmtree(source)
     shutil.rmtree(target)
     result["rss_by_source_gb"] = {gb: rss(work, gb, args.rule) for gb in sizes(args.rss)}
@@ -138,7 +153,7 @@ def rss(work: Path, gigabytes: float, rule: str) -> float:
     """Return the peak resident memory in MiB for a source of that size."""
     source, target = work / "source", work / "target"
     write_source(source, Dimensions().sized(int(gigabytes * GB)))
-    peak = quantize(source, target, rule).peak_bytes / 2**20
+    peak = quantize(source, target, rule)[0].peak_bytes / 2**20
     shutil.rmtree(source)
     shutil.rmtree(target)
     return peak

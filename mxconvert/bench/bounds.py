@@ -101,12 +101,12 @@ def _bounds(work: Workload, rates: Rates) -> Iterator[tuple[str, float]]:
         yield "disk read and write", read + write
     yield "disk read", read
     yield "disk write", write
-    yield "processors", _cpu_seconds(work, rates.cpu_seconds) / rates.processors
+    yield "processors", cpu_seconds(work, rates.cpu_seconds) / rates.processors
     sha256 = work.output_bytes * rates.cpu_seconds["SHA-256"]
     yield "SHA-256 of files in order", sha256 / rates.lanes
 
 
-def _cpu_seconds(work: Workload, per_byte: Mapping[str, float]) -> float:
+def cpu_seconds(work: Workload, per_byte: Mapping[str, float]) -> float:
     """Return the CPU seconds of all stages; a copied byte passes all but the kernel."""
     return (
         work.source_bytes * sum(per_byte[stage] for stage in INPUT_STAGES)

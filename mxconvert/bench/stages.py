@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.digest import ChunkHasher, xxh3_128
 from mxconvert.pipeline.pieces import PIECE_SIZE
-from mxconvert.quantize import Quantizer
+from mxconvert.quantize import ErrorSums, Quantizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,8 @@ class Stages:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.thread_time() - begin
 
     def _convert(self) -> None:
-        self._quantizer.quantize(self._source, "BF16", self._packed, self._scales)
+        # With the error statistics, as a conversion does unless told otherwise.
+        self._quantizer.quantize(self._source, "BF16", self._packed, self._scales, sums=ErrorSums())
 
     def per_source_byte(self) -> dict[str, float]:
         """Return CPU seconds per byte of source for each stage, all of it quantized."""
