@@ -5,10 +5,11 @@
 `mxconvert bench` gives the rates of this machine; this script measures whole processes.
 One run does all of it, so that the ratios hold on a noisy machine:
 
-* stages: the CPU seconds that each stage takes per GB of source, measured alone, one
-  thread, over the same pieces (`mxconvert.bench.stages`), and what they add up to for the
-  bytes that this checkpoint reads, quantizes and writes. Cores divided by that is the speed
-  that nothing can exceed here;
+* stages: the CPU seconds that each stage takes per GB of source, measured apart over the same
+  pieces (`mxconvert.bench.stages`) on every core at once, since cores share caches, memory
+  and clock; and what they add up to for the bytes that this checkpoint reads, quantizes and
+  writes. Cores divided by that is the speed that nothing can exceed here. The bound from
+  one core alone is printed beside it;
 * quantize with all digests and statistics on, source and destination in ``--folder``: as a
   whole process, start of the interpreter included, and as the run times itself, each as a
   share of that bound (and, with ``--cold`` on a disk, of a plain
@@ -26,6 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,18 +107,36 @@ def main() -> None:
         report(work, args)
 
 
+def stages_on(threads: int, source: Path, work: Path, rule: str) -> Stages:
+    """Measure the stages on some threads at once, each on a shard of its own."""
+    shards = sorted(source.glob("*.safetensors"))
+    runs = [Stages(load_backend("auto"), rule) for _ in range(threads)]
+
+    def run(number: int) -> None:
+        runs[number].run(shards[number % len(shards)], work / f"stage-{number}.out")
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(run, range(threads)))
+    total = runs[0]
+    for other in runs[1:]:
+        total.source_bytes += other.source_bytes
+        for stage, taken in other.seconds.items():
+            total.seconds[stage] += taken
+    return total
+
+
 def report(work: Path, args: argparse.Namespace) -> None:
     """Measure and print."""
     cores = usable_cores()
     source, target = work / "source", work / "target"
     total = write_source(source, Dimensions().sized(int(args.gb * GB)))
-    shard = max(source.glob("*.safetensors"))
-    stages = Stages(load_backend("auto"), args.rule)
-    stages.run(shard, work / "stage.out")
-    per_gb = {stage: taken * GB for stage, taken in stages.per_source_byte().items()}
     plan = build_plan(open_checkpoint(source), Options(scale_rule=ScaleRule(args.rule)))
-    needed = cpu_seconds(Workload.of_plan(plan), stages.per_own_byte())
-    bound = cores / needed * total / GB
+    workload = Workload.of_plan(plan)
+    alone = stages_on(1, source, work, args.rule)
+    stages = stages_on(cores, source, work, args.rule)
+    per_gb = {stage: taken * GB for stage, taken in stages.per_source_byte().items()}
+    bound_alone = cores / cpu_seconds(workload, alone.per_own_byte()) * total / GB
+    bound = cores / cpu_seconds(workload, stages.per_own_byte()) * total / GB
     runs, copies = [], []
     quantize(source, target, args.rule)  # warm
     for _ in range(RUNS):
@@ -133,6 +153,7 @@ def report(work: Path, args: argparse.Namespace) -> None:
         "rule": args.rule,
         "stage_cpu_s_per_gb": per_gb,
         "bound_gb_s": bound,
+        "bound_if_cores_did_not_share_gb_s": bound_alone,
         "process_gb_s": speed,
         "process_share_of_bound": speed / bound,
         "conversion_gb_s": inner,
