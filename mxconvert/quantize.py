@@ -14,7 +14,7 @@ from mxconvert_kernels import (
     explain_backend,
     get_backend,
 )
-from mxconvert_kernels.histograms import SAMPLE_EVERY, histograms
+from mxconvert_kernels.histograms import SAMPLE_EVERY, HistogramSampler
 
 from mxconvert.errors import MissingExtraError
 
@@ -26,11 +26,11 @@ __all__ = [
     "Backend",
     "ErrorSums",
     "FloatType",
+    "HistogramSampler",
     "NonFinite",
     "Quantizer",
     "backend_names",
     "explain_backend",
-    "histograms",
     "load_backend",
 ]
 

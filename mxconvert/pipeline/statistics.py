@@ -9,10 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mxconvert.model import Action
-from mxconvert.quantize import SAMPLE_EVERY, ErrorSums, histograms
+from mxconvert.quantize import SAMPLE_EVERY, ErrorSums, HistogramSampler
 from mxconvert.statistics import Histograms, Sums, TensorStats
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from mxconvert.pipeline.pieces import Part
     from mxconvert.recipes import Classifier
 
-_CODES, _SCALE_BYTES = 16, 256
-
 
 class FileStatistics:
     """Sums of each quantized tensor and histograms of the whole file."""
@@ -32,16 +28,13 @@ class FileStatistics:
         self._lock = threading.Lock()
         self._parts: dict[tuple[str, int], ErrorSums] = {}
         self._tensors: dict[str, ErrorSums] = {}
-        self._codes = np.zeros(_CODES, np.int64)
-        self._scales = np.zeros(_SCALE_BYTES, np.int64)
+        self._sampler = HistogramSampler()
 
     def take(self, part: Part, sums: ErrorSums, packed: memoryview, scales: memoryview) -> None:
         """Keep what was measured of a part; on any thread."""
-        counted = histograms(packed, scales, first_block=part.first_block)
         with self._lock:
             self._parts[part.item.source.name, part.begin] = sums
-            self._codes += counted.codes
-            self._scales += counted.scales
+            self._sampler.add(packed, scales, part.first_block)
 
     def merge(self, part: Part) -> None:
         """Add a part to its tensor; in file order."""
@@ -71,10 +64,11 @@ class FileStatistics:
                 sums=_frozen(self._tensors[source.name]),
             )
         if self._tensors:
+            counted = self._sampler.histograms()
             yield Histograms(
                 file=file.name,
-                codes=tuple(self._codes.tolist()),
-                scales={byte: count for byte, count in enumerate(self._scales.tolist()) if count},
+                codes=tuple(counted.codes.tolist()),
+                scales={byte: n for byte, n in enumerate(counted.scales.tolist()) if n},
                 sampled=f"every {SAMPLE_EVERY}th block of each weight",
             )
 
