@@ -526,3 +526,14 @@ def test_reader_of_the_events_goes_away(reference: Reference, tmp_path: Path) ->
     assert partials(target) == []
     reference.assert_nothing_unfinished(target)
     reference.rerun(target)
+
+
+def test_what_can_be_refused_is_refused_before_anything_is_removed(tmp_path: Path) -> None:
+    """--overwrite with a budget that is too small keeps the artifact that is there."""
+    source, target = bf16_model().write(tmp_path / "source"), tmp_path / "target"
+    assert run_cli("quantize", source, target).status == 0
+    before = snapshot(target)
+    result = run_cli("quantize", source, target, "--overwrite", "--max-memory", "1MiB")
+    fail_cleanly(result, 2, "it needs at least")
+    assert snapshot(target) == before
+    assert run_cli("verify", target).status == 0

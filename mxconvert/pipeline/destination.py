@@ -131,9 +131,7 @@ def clear(target: Path, report: Reporter) -> None:
     Raises:
         LocalError: Something cannot be removed.
     """
-    ours = _listed_in_manifest(target)
-    found = leftovers(target)
-    doomed = [name for name in found if name in ours or _is_model_file(name)]
+    found, doomed = leftovers(target), _doomed(target)
     doomed.sort(key=lambda name: name != MANIFEST_NAME)
     try:
         for name in doomed:
@@ -145,6 +143,16 @@ def clear(target: Path, report: Reporter) -> None:
         if names:
             message = f"{target}: {label}: {_some(names)}"
             report(Notice(severity="info", code=code, message=message))
+
+
+def _doomed(target: Path) -> list[str]:
+    ours = _listed_in_manifest(target)
+    return [name for name in leftovers(target) if name in ours or _is_model_file(name)]
+
+
+def reclaimable(target: Path) -> int:
+    """Return the bytes that `clear` would free."""
+    return sum((target / name).lstat().st_size for name in _doomed(target))
 
 
 def _is_model_file(name: str) -> bool:
@@ -176,18 +184,19 @@ def remove_partials(target: Path) -> None:
             remove_quietly(target / name)
 
 
-def check_space(target: Path, needed: int) -> None:
+def check_space(target: Path, needed: int, reclaimed: int = 0) -> None:
     """Refuse to start what cannot end.
 
     Args:
         target: The output folder, which exists.
         needed: Bytes still to be written.
+        reclaimed: Bytes in use now that will be free by then.
 
     Raises:
         LocalError: States bytes needed and free.
     """
     info = os.statvfs(target)
-    free = info.f_bavail * info.f_frsize
+    free = info.f_bavail * info.f_frsize + reclaimed
     if free < needed + min(_MARGIN, needed // 64):
         raise LocalError(
             f"{target}: {needed} bytes are still to be written, {free} are free",

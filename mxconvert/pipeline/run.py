@@ -176,6 +176,8 @@ class _Run:
 
     def __call__(self, stop: StopToken) -> RunResult:
         plan, options = self._plan, self._options
+        # What can be refused is refused before anything is removed.
+        budget, quantizer = self._resources()
         self._prepare()
         finished = [file for file in plan.files if self.journal.finished(file)]
         to_make = _to_make(plan, finished, options.only)
@@ -184,7 +186,17 @@ class _Run:
             if options.recheck:
                 recheck_sources(finished, self.journal, reader)
             self._report(_started(finished, to_make))
-            failed = self._engine(to_make, reader).run(stop)
+            engine = Engine(
+                to_make,
+                self._target,
+                budget=budget,
+                reader=reader,
+                quantizer=quantizer,
+                record=self._record,
+                report=self._report,
+                measure=options.statistics,
+            )
+            failed = engine.run(stop)
         if failed:
             raise _summary(failed, len(plan.files))
         artifact = None
@@ -197,6 +209,9 @@ class _Run:
 
     def _prepare(self) -> None:
         if self._options.overwrite:
+            to_make = _to_make(self._plan, [], self._options.only)
+            needed = sum(file.size for file in to_make)
+            destination.check_space(self._target, needed, destination.reclaimable(self._target))
             self.journal.discard()
             destination.clear(self._target, self._report)
         elif not self.journal.exists:
@@ -214,22 +229,19 @@ class _Run:
             REPORT_NAME,
         }
 
-    def _engine(self, to_make: list[OutputFile], reader: SourceReader) -> Engine:
+    def _resources(self) -> tuple[Budget, Quantizer]:
+        """Load the kernels and fit buffers into the memory budget.
+
+        Raises:
+            UsageError: The budget is too small.
+            MissingExtraError: The backend cannot be used here.
+        """
         backend = load_backend(self._options.backend)
         self._backend = backend.name
-        scales = max((largest_scales(file, PIECE_SIZE) for file in to_make), default=0)
+        scales = max((largest_scales(file, PIECE_SIZE) for file in self._plan.files), default=0)
         jobs = self._options.jobs or usable_cores()
         self._budget = plan_budget(jobs, self._options.max_memory, scales, resident_bytes())
-        return Engine(
-            to_make,
-            self._target,
-            budget=self._budget,
-            reader=reader,
-            quantizer=Quantizer(backend, self._plan.options.scale_rule),
-            record=self._record,
-            report=self._report,
-            measure=self._options.statistics,
-        )
+        return self._budget, Quantizer(backend, self._plan.options.scale_rule)
 
     def _record(self, file: OutputFile, result: FileResult) -> None:
         """Keep what is known of a finished file, its record last."""
