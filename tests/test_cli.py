@@ -187,7 +187,12 @@ def test_events_of_quantize(model: Model, tmp_path: Path) -> None:
         "dropped-tensor",
     }
     summary = events[-1]
+    report = json.loads(run_cli("report", tmp_path / "out", "--json").ok().stdout)
+    for name, value in summary["error"].items():
+        assert value == pytest.approx(report["total"][name], rel=1e-12)
+    assert 0.1 < summary["error"]["relative_rmse"] < 0.13
     assert summary.keys() == {
+        "error",
         "type", "schema_version", "artifact", "files_made", "files_kept", "files_left",
         "source_bytes", "output_bytes", "seconds", "jobs", "backend", "quantized", "kept",
         "dropped_tensors", "skipped_files", "total_size", "file_bytes",

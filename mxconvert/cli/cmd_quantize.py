@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from mxconvert.cli.progress import Display
     from mxconvert.model import Checkpoint, Plan
     from mxconvert.pipeline import RunResult
+    from mxconvert.statistics import Sums
 
 
 @o.takes_plan_options
@@ -82,6 +85,9 @@ def quantize(
         return
     from mxconvert.pipeline import RunOptions, quantize_checkpoint
 
+    # The plan lives to the end; the collector need not walk its records again and again.
+    gc.freeze()
+
     run_options = RunOptions(
         jobs=jobs,
         max_memory=memory,
@@ -110,8 +116,11 @@ def _pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> No
 
 def summary(checkpoint: Checkpoint, made: Plan, result: RunResult) -> dict[str, object]:
     """Return the fields of the summary line."""
+    facts = asdict(result)
+    del facts["sums"]
+    facts["error"] = _error_figures(result.sums)
     return {
-        **asdict(result),
+        **facts,
         "quantized": asdict(made.quantized),
         "kept": asdict(made.copied),
         "dropped_tensors": [asdict(entry) for entry in checkpoint.dropped_tensors],
@@ -119,6 +128,14 @@ def summary(checkpoint: Checkpoint, made: Plan, result: RunResult) -> dict[str, 
         "total_size": made.total_size,
         "file_bytes": made.file_bytes,
     }
+
+
+def _error_figures(sums: Sums | None) -> dict[str, float] | None:
+    """Return the figures of the weights that this run made; what is infinite is left out."""
+    if sums is None or not sums.sum_x2:
+        return None
+    figures = {"relative_rmse": sums.relative_rmse, "sqnr_db": sums.sqnr_db, "cosine": sums.cosine}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
@@ -144,6 +161,10 @@ def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: s
                 ),
             )
         )
+    if result.sums is not None and result.sums.sum_x2:
+        rmse, cosine = result.sums.relative_rmse, result.sums.cosine
+        text = f"relative RMSE {rmse:.4f}, cosine {cosine:.5f}: mxconvert report {dst}"
+        pairs.append(("error", text))
     if result.artifact is None:
         pairs.append(("left", f"{result.files_left} files: run again without --only to finish"))
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mxconvert.digest import StreamingHash, xxh3_128
 from mxconvert.errors import SourceError
 from mxconvert.events import Notice
-from mxconvert.model import Action
+from mxconvert.model import Action, quantized_names
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import cut_file
 from mxconvert.pipeline.statistics import FileStatistics
@@ -180,15 +180,16 @@ class FileJob:
         digest = self._running.source.hexdigest()
         self._sources[item.source.name] = digest
         if item.action is Action.COPY:
-            self._outputs[item.outputs[0].name] = digest
+            self._outputs[item.source.name] = digest
             if item.source.name in self._nonfinite:
                 count, first = self._nonfinite.pop(item.source.name)
                 report(_nonfinite_notice(item.source, count, first))
             return
         scales = xxh3_128()
         scales.update(views[-1])
-        self._outputs[item.outputs[0].name] = self._running.packed.hexdigest()
-        self._outputs[item.outputs[1].name] = scales.hexdigest()
+        packed_name, scales_name = quantized_names(item.source.name)
+        self._outputs[packed_name] = self._running.packed.hexdigest()
+        self._outputs[scales_name] = scales.hexdigest()
 
     def hash_sha256(self, views: list[memoryview]) -> None:
         """Take committed bytes into the file's SHA-256."""

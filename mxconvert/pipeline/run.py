@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ from mxconvert.pipeline.slots import (
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.recipes import find_recipe
 from mxconvert.source import SourceReader
-from mxconvert.statistics import REPORT_NAME, encode_fragment
+from mxconvert.statistics import REPORT_NAME, Sums, TensorStats, encode_fragment
 from mxconvert.stop import StopToken
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class RunOptions:
 class RunResult:
     """What a run did.
 
-    ``artifact`` is the artifact's id, ``None`` if files are still to be made.
+    ``artifact`` is the artifact's id, ``None`` if files are still to be made. ``sums`` are the
+    quantization errors of the weights that this run made, ``None`` if none were measured.
     """
 
     artifact: str | None
@@ -93,6 +95,7 @@ class RunResult:
     seconds: float
     jobs: int
     backend: str
+    sums: Sums | None = None
 
 
 def quantize_checkpoint(
@@ -167,6 +170,8 @@ class _Run:
         self._started = time.monotonic()
         self._budget: Budget | None = None
         self._backend = "none"
+        self._lock = threading.Lock()
+        self._sums: dict[str, Sums] = {}
         self._another = ""
         recipe = find_recipe(checkpoint.config, plan.recipe)
         if recipe is None:
@@ -246,8 +251,11 @@ class _Run:
     def _record(self, file: OutputFile, result: FileResult) -> None:
         """Keep what is known of a finished file, its record last."""
         if result.statistics is not None:
-            records = result.statistics.records(file, self._classify)
+            records = list(result.statistics.records(file, self._classify))
             self.journal.record_statistics(file, encode_fragment(records))
+            made = [record.sums for record in records if isinstance(record, TensorStats)]
+            with self._lock:
+                self._sums[file.name] = sum(made, start=Sums())
         self.journal.record(file, result)
 
     def complete_already(self) -> RunResult | None:
@@ -281,7 +289,12 @@ class _Run:
             seconds=time.monotonic() - self._started,
             jobs=self._budget.jobs if self._budget else 0,
             backend=self._backend,
+            sums=self._total() if self._sums else None,
         )
+
+    def _total(self) -> Sums:
+        """Add up in the order of names, which threads do not change."""
+        return sum((self._sums[name] for name in sorted(self._sums)), start=Sums())
 
 
 def _check_only(plan: Plan, only: tuple[str, ...]) -> None:
