@@ -457,6 +457,17 @@ def test_source_that_changes_while_the_run_sleeps(half_done: Path, tmp_path: Pat
     assert not (target / MANIFEST).exists()
 
 
+def test_what_a_killed_run_left_in_the_journal_goes(half_done: Path, tmp_path: Path) -> None:
+    """Records and statistics are written like other files; a kill leaves partial ones."""
+    target = tmp_path / "target"
+    for folder in ("files", "statistics"):
+        (target / WORK_FOLDER / folder).mkdir(exist_ok=True)
+        (target / WORK_FOLDER / folder / "x.json.partial").write_bytes(b"{")
+    point = arm("engine.convert=enospc")
+    assert run_cli("quantize", half_done, target, "--jobs", "1", env=point).status != 0
+    assert partials(target) == []
+
+
 # --------------------------------------------------------------------------- failpoints
 
 

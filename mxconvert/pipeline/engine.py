@@ -86,7 +86,8 @@ class Engine:
         """
         with stop.watched():  # before the first thread starts: none may be left behind
             workers = [_start(self._work, f"mxconvert-{n}") for n in range(self._budget.jobs)]
-            count = max(_CLOSERS, self._budget.jobs // 2)
+            # With one job files are also closed one by one, in their order.
+            count = 1 if self._budget.jobs == 1 else max(_CLOSERS, self._budget.jobs // 2)
             closers = [_start(self._close_jobs, f"mxconvert-close-{n}") for n in range(count)]
             self._wait(workers, stop)
             with self._changed:

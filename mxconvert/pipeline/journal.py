@@ -23,7 +23,7 @@ from mxconvert.errors import LocalError, UsageError
 from mxconvert.pipeline.job import FileResult
 from mxconvert.pipeline.lock import LOCK_NAME
 from mxconvert.plan import plan_digest
-from mxconvert.writer import remove_quietly, write_file, write_statistics
+from mxconvert.writer import PARTIAL_SUFFIX, remove_quietly, write_file, write_statistics
 from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
@@ -158,6 +158,11 @@ class Journal:
                     remove_quietly(path)
         except OSError as error:
             raise local_error(error, self.folder) from error
+
+    def remove_partials(self) -> None:
+        """Remove what a killed run left unfinished in the journal itself."""
+        for path in self.folder.rglob(f"*{PARTIAL_SUFFIX}"):
+            remove_quietly(path)
 
     def _remove_records(self) -> None:
         for name in (_FILES, _STATISTICS):

@@ -222,6 +222,7 @@ class _Run:
         elif not self.journal.exists:
             destination.refuse_leftovers(self._target, self._another)
         self.journal.open(self._plan, self._checkpoint)
+        self.journal.remove_partials()
         destination.remove_partials(self._target)
         destination.refuse_strangers(self._target, self._names())
 
