@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from mxconvert.digest import StreamingHash, xxh3_128
 from mxconvert.errors import SourceError
 from mxconvert.events import Notice
-from mxconvert.model import Action, quantized_names
+from mxconvert.model import BLOCK_SIZE, Action, quantized_names
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import cut_file
 from mxconvert.pipeline.statistics import FileStatistics
 from mxconvert.plan.build import file_header
 from mxconvert.quantize import ErrorSums
+from mxconvert.safetensors_format import num_elements
 from mxconvert.writer import WeightFileWriter
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from mxconvert.pipeline.slots import Slot
     from mxconvert.quantize import NonFinite, Quantizer
     from mxconvert.source import SourceReader
-
-_BLOCK = 32
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ class FileJob:
                 if self._quantize(part, data, slot, quantizer):
                     raise nonfinite_error(source, reader, quantizer, slot)
             elif found := quantizer.scan(data, source.dtype):
-                first = part.begin // (source.size // _elements(source)) + found.first
+                first = part.begin // (source.size // num_elements(source.shape)) + found.first
                 with self._lock:
                     count, earlier = self._nonfinite.get(source.name, (0, first))
                     entry = (count + found.count, min(earlier, first))
@@ -220,13 +219,6 @@ class FileJob:
         self._scales.clear()
 
 
-def _elements(tensor: TensorInfo) -> int:
-    count = 1
-    for dim in tensor.shape:
-        count *= dim
-    return max(count, 1)
-
-
 def nonfinite_error(
     tensor: TensorInfo, reader: SourceReader, quantizer: Quantizer, slot: Slot
 ) -> SourceError:
@@ -234,7 +226,7 @@ def nonfinite_error(
 
     The slot's input buffer is used for reading.
     """
-    itemsize = tensor.size // _elements(tensor)
+    itemsize = tensor.size // num_elements(tensor.shape)
     step = len(slot.input) // itemsize * itemsize
     count, first = 0, -1
     for begin in range(0, tensor.size, step):
@@ -244,11 +236,11 @@ def nonfinite_error(
         if found and first < 0:
             first = begin // itemsize + found.first
         count += found.count
-    columns = tensor.shape[-1]
+    columns, total = tensor.shape[-1], num_elements(tensor.shape)
     return SourceError(
-        f"{tensor.file}: tensor {tensor.name!r}: {count} of {_elements(tensor)} values are NaN or "
+        f"{tensor.file}: tensor {tensor.name!r}: {count} of {total} values are NaN or "
         f"infinite; the first is element {first} (row {first // columns}, column "
-        f"{first % columns}, block {first // _BLOCK})",
+        f"{first % columns}, block {first // BLOCK_SIZE})",
         hint="mend the checkpoint, or keep the tensor as it is with --exclude "
         f"'{tensor.name.removesuffix('.weight')}'; either way start over with --overwrite",
         code="non-finite",
@@ -259,6 +251,6 @@ def _nonfinite_notice(tensor: TensorInfo, count: int, first: int) -> Notice:
     return Notice(
         severity="warning",
         code="non-finite-copied",
-        message=f"{tensor.name}: {count} of {_elements(tensor)} values are NaN or infinite, the "
-        f"first is element {first}; copied byte for byte",
+        message=f"{tensor.name}: {count} of {num_elements(tensor.shape)} values are NaN or "
+        f"infinite, the first is element {first}; copied byte for byte",
     )

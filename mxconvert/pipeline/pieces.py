@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.model import Action
+from mxconvert.model import BLOCK_SIZE, Action
 from mxconvert.safetensors_format import DTYPE_BITS
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ MIN_PIECE_SIZE = 256 * 1024
 PACKED_SHARE = 4  # a source of 16-bit elements is 4 times the size of its codes
 SCALE_SHARE = 64  # and 64 times that of its scales
 _ALIGNMENT = 64
-_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +58,12 @@ class Part:
     @property
     def scales_size(self) -> int:
         """Bytes of scales this part makes."""
-        return self._elements // _BLOCK
+        return self._elements // BLOCK_SIZE
 
     @property
     def first_block(self) -> int:
         """Number of the part's first block within the tensor."""
-        return self.begin // self._itemsize // _BLOCK
+        return self.begin // self._itemsize // BLOCK_SIZE
 
     @property
     def _itemsize(self) -> int:

@@ -7,6 +7,7 @@ with the same piece size always writes the same numbers.
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from mxconvert.model import Action
@@ -61,7 +62,7 @@ class FileStatistics:
                 role=str(slot.role),
                 shape=(source.shape[0], source.shape[1]),
                 dtype=source.dtype,
-                sums=_frozen(self._tensors[source.name]),
+                sums=Sums(**asdict(self._tensors[source.name])),
             )
         if self._tensors:
             counted = self._sampler.histograms()
@@ -71,17 +72,3 @@ class FileStatistics:
                 scales={byte: n for byte, n in enumerate(counted.scales.tolist()) if n},
                 sampled=f"every {SAMPLE_EVERY}th block of each weight",
             )
-
-
-def _frozen(sums: ErrorSums) -> Sums:
-    return Sums(
-        elements=sums.elements,
-        blocks=sums.blocks,
-        sum_x2=sums.sum_x2,
-        sum_q2=sums.sum_q2,
-        sum_err2=sums.sum_err2,
-        max_abs_err=sums.max_abs_err,
-        flushed=sums.flushed,
-        saturated=sums.saturated,
-        exponents=sums.exponents,
-    )

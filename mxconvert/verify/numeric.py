@@ -14,9 +14,10 @@ import numpy as np
 
 from mxconvert.digest import xxh3_128
 from mxconvert.events import Advanced
+from mxconvert.model import BLOCK_SIZE
 from mxconvert.statistics import ITEM_SIZES, PIECE_ELEMENTS, Place, StoredWeight
 from mxconvert.verify.report import Check, Collector
-from mxconvert.verify.structure import BLOCK_SIZE, PACKED, SCALE
+from mxconvert.verify.structure import PACKED, SCALE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.events import Started
 from mxconvert.manifest import SourceRecord, TensorRecord, source_identity
+from mxconvert.model import BLOCK_SIZE
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.sample import Sample
 from mxconvert.source import SourceReader, open_checkpoint
@@ -16,7 +17,7 @@ from mxconvert.statistics import ITEM_SIZES
 from mxconvert.verify.measure import ErrorCheck
 from mxconvert.verify.numeric import ArtifactReader, NumericCheck, Unit, units_of
 from mxconvert.verify.report import Check, Collector
-from mxconvert.verify.structure import BLOCK_SIZE, PACKED, SCALE, WEIGHT
+from mxconvert.verify.structure import PACKED, SCALE, WEIGHT
 from mxconvert.workers import default_jobs, run_bounded
 
 if TYPE_CHECKING:

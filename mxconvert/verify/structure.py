@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert import safetensors_format as st
 from mxconvert.errors import SourceError
-from mxconvert.model import FileRole
+from mxconvert.model import BLOCK_SIZE, PACKED_SUFFIX, SCALE_SUFFIX, FileRole
 from mxconvert.patterns import names_asked_for
 from mxconvert.verify.report import Check, Collector
 
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from mxconvert.verify.config import Declaration
     from mxconvert.verify.folder import Folder
 
-PACKED = ".weight_packed"
-SCALE = ".weight_scale"
+PACKED, SCALE = PACKED_SUFFIX, SCALE_SUFFIX
 WEIGHT = ".weight"
-BLOCK_SIZE = 32
 _LINEAR_RANK = 2
 _BYTE = "U8"
 

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
-from mxconvert.digest import ChunkHasher, FileDigest
+from mxconvert.digest import ChunkHasher, FileDigest, digest_bytes
 from mxconvert.errors import LocalError, SourceError
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def write_file(target: Path, data: bytes) -> FileDigest:
     """
     with partial_file(target) as fd:
         write_all(fd, memoryview(data))
-    chunks = ChunkHasher()
-    chunks.update(data)
-    return chunks.finish(hashlib.sha256(data).hexdigest())
+    return digest_bytes(data)
 
 
 def write_statistics(target: Path, pieces: Iterable[bytes]) -> None:

@@ -133,17 +133,6 @@ class Value:
         """The sum of all lanes of a vector of integers."""
         return self._reduce("add")
 
-    def reduce_fadd(self) -> Value:
-        """The sum of all lanes of a vector of floats, in any order."""
-        function = self._emitter.declare(
-            f"llvm.vector.reduce.fadd.{_mangle(self.type)}",
-            self.type.element,
-            [self.type.element, self.type],
-        )
-        zero = ir.Constant(self.type.element, 0.0)
-        call = self._emitter.builder.call(function, [zero, self.raw], fastmath=("reassoc",))
-        return Value(self._emitter, call)
-
     def zext(self, element: ir.Type) -> Value:
         """Widen each lane with zeros."""
         return self._convert("zext", element)
