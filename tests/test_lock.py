@@ -146,7 +146,7 @@ def test_unreadable_lock_holds_until_broken(
 def test_broken_lock_is_not_given_back_by_its_first_holder(tmp_path: Path) -> None:
     """A run whose lock was broken leaves the new holder's alone when it ends."""
     from mxconvert.events import ignore
-    from mxconvert.pipeline.lock import Lock
+    from mxconvert.lock import Lock
 
     first, second = Lock(tmp_path), Lock(tmp_path)
     first._text = first._text.replace(socket.gethostname(), "node-17.example")
@@ -191,7 +191,7 @@ def test_run_keeps_its_flock_until_it_ends(reference: Reference, tmp_path: Path)
 def test_remains_of_a_run_with_the_same_process_number(tmp_path: Path) -> None:
     """Killed between linking its file to the lock and removing it; containers reuse numbers."""
     from mxconvert.events import ignore
-    from mxconvert.pipeline.lock import Lock
+    from mxconvert.lock import Lock
 
     mine = tmp_path / f"lock.{socket.gethostname()}.{os.getpid()}"
     dead = {"pid": os.getpid(), "host": socket.gethostname(), "started": 1, "ticks": 1}
@@ -249,7 +249,7 @@ CONTENDER = """
 import pathlib, sys, time
 from mxconvert.errors import LocalError
 from mxconvert.events import ignore
-from mxconvert.pipeline.lock import Lock
+from mxconvert.lock import Lock
 for line in sys.stdin:
     lock = Lock(pathlib.Path(line.strip()))
     try:

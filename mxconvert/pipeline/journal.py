@@ -20,8 +20,8 @@ from urllib.parse import quote
 from mxconvert import __version__, failpoints
 from mxconvert.digest import ChunkDigest, FileDigest
 from mxconvert.errors import LocalError, UsageError
+from mxconvert.lock import LOCK_NAME
 from mxconvert.pipeline.job import FileResult
-from mxconvert.pipeline.lock import LOCK_NAME
 from mxconvert.plan import plan_digest
 from mxconvert.writer import PARTIAL_SUFFIX, remove_quietly, write_file, write_statistics
 from mxconvert.writer.atomic import local_error

@@ -18,12 +18,12 @@ from mxconvert.errors import (
     UsageError,
 )
 from mxconvert.events import Notice, Started
+from mxconvert.lock import Lock
 from mxconvert.pipeline import destination
 from mxconvert.pipeline.complete import find_artifact
 from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.finish import finish_artifact
 from mxconvert.pipeline.journal import Journal
-from mxconvert.pipeline.lock import Lock
 from mxconvert.pipeline.names import DOCUMENT_NAMES, check_names, copied_sidecars
 from mxconvert.pipeline.pieces import PIECE_SIZE, largest_scales
 from mxconvert.pipeline.recheck import recheck_sources

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.errors import Interrupted, LocalError, UsageError
 from mxconvert.events import Advanced, Started, ignore
+from mxconvert.folder import Folder, scan_folder
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, WORK_FOLDER
 from mxconvert.model import FileRole
 from mxconvert.recipes import head_is_tied
@@ -20,7 +21,6 @@ from mxconvert.verify.documents import (
     read_weight_map,
 )
 from mxconvert.verify.extras import check_extras
-from mxconvert.verify.folder import Folder, scan_folder
 from mxconvert.verify.identity import find_manifest
 from mxconvert.verify.listing import RecordGroups, records_of
 from mxconvert.verify.report import Check, Collector, Level, VerifyReport

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from mxconvert.digest import StreamingHash
     from mxconvert.events import Reporter
+    from mxconvert.folder import Folder
     from mxconvert.manifest import FileEntry, TensorRecord
-    from mxconvert.verify.folder import Folder
 
 PIECE_SIZE = 4 * 1024 * 1024
 _NAN_SCALE = b"\xff"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
-    from mxconvert.verify.folder import Folder
+    from mxconvert.folder import Folder
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"

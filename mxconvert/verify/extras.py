@@ -18,7 +18,7 @@ from mxconvert.verify.report import Check, Collector
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from mxconvert.verify.folder import Folder
+    from mxconvert.folder import Folder
 
 _PARTIAL = ".partial"
 _UNFINISHED_HINT = "run quantize again to resume it, or remove what it left"

@@ -10,7 +10,7 @@ from mxconvert.manifest import MANIFEST_NAME, Manifest, artifact_id, parse_manif
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
-    from mxconvert.verify.folder import Folder
+    from mxconvert.folder import Folder
     from mxconvert.verify.options import VerifyOptions
 
 

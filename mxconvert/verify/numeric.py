@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mxconvert.events import Reporter
+    from mxconvert.folder import Folder
     from mxconvert.manifest import TensorRecord
     from mxconvert.model import Checkpoint, TensorInfo
     from mxconvert.quantize import Quantizer
     from mxconvert.source import SourceReader
-    from mxconvert.verify.folder import Folder
 
 PIECE_BYTES = 1024 * 1024
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mxconvert.events import Reporter
+    from mxconvert.folder import Folder
     from mxconvert.manifest import Manifest
     from mxconvert.model import Checkpoint, TensorInfo
-    from mxconvert.verify.folder import Folder
     from mxconvert.verify.options import VerifyOptions
 
 _BACKEND = "numpy"

@@ -19,10 +19,10 @@ from mxconvert.verify.report import Check, Collector
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from mxconvert.folder import Folder
     from mxconvert.manifest import FileEntry, TensorRecord
     from mxconvert.model import TensorInfo
     from mxconvert.verify.config import Declaration
-    from mxconvert.verify.folder import Folder
 
 PACKED, SCALE = PACKED_SUFFIX, SCALE_SUFFIX
 WEIGHT = ".weight"
