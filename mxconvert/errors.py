@@ -7,7 +7,7 @@ The status numbers are part of the command line's contract, see
 from __future__ import annotations
 
 import reprlib
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
@@ -88,6 +88,47 @@ class LocalError(MxConvertError):
     def unreadable(cls, path: object, error: OSError) -> LocalError:
         """Return the error for a file or folder that cannot be read."""
         return cls(f"{path}: {error.strerror or error}", hint=f"make {path} readable")
+
+
+class StoreFault(StrEnum):
+    """What an object store or the way to it did; decides whether trying again can help."""
+
+    THROTTLED = "throttled"
+    TRANSIENT = "transient"
+    STALLED = "stalled"
+    EXPIRED = "expired-credentials"
+    SKEWED = "clock-skew"
+    NO_CREDENTIALS = "no-credentials"
+    DENIED = "denied"
+    MISSING = "not-found"
+    NO_BUCKET = "no-bucket"
+    CHANGED = "changed"
+    UNSUPPORTED = "unsupported"
+    CORRUPT = "corrupt"
+    REFUSED = "refused"
+
+
+class StoreError(MxConvertError):
+    """An object store, its credentials or the network, after retries.
+
+    Attributes:
+        fault: What kind of trouble it is.
+        retry_after: Seconds that the store asked to wait, or ``None``.
+    """
+
+    exit_status = ExitStatus.STORE
+
+    def __init__(
+        self,
+        fault: StoreFault,
+        message: str,
+        *,
+        hint: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, code=fault.value)
+        self.fault = fault
+        self.retry_after = retry_after
 
 
 class MissingExtraError(MxConvertError):

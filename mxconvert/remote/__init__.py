@@ -1,0 +1,28 @@
+"""Artifacts at a store: versions in immutable folders, tags that point at them.
+
+Below a URL lie ``<first 16 digits of the id>/``, a plain folder that engines load as it
+is, and ``refs/<tag>.json``, a pointer that is moved by compare-and-swap. ``--flat``
+puts one artifact's files at the URL itself. Nothing that must be right depends on a
+listing. See ``docs/reference/store.md``.
+"""
+
+from mxconvert.remote.layout import folder_of, is_id, ref_key
+from mxconvert.remote.refs import Ref, honours_conditions, move_ref, read_ref, refs_of
+from mxconvert.remote.resolve import RemoteArtifact, find_artifact, read_manifest
+from mxconvert.remote.versions import Version, list_versions
+
+__all__ = [
+    "Ref",
+    "RemoteArtifact",
+    "Version",
+    "find_artifact",
+    "folder_of",
+    "honours_conditions",
+    "is_id",
+    "list_versions",
+    "move_ref",
+    "read_manifest",
+    "read_ref",
+    "ref_key",
+    "refs_of",
+]

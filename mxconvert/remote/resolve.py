@@ -1,0 +1,123 @@
+"""From ``URL@version`` to the artifact it names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mxconvert.errors import StoreError, StoreFault, VerificationError
+from mxconvert.manifest import MANIFEST_NAME, artifact_id, parse_manifest
+from mxconvert.remote.layout import LATEST, MANIFEST_LIMIT, folder_of, is_id
+from mxconvert.remote.refs import read_ref
+from mxconvert.remote.versions import describe_versions
+
+if TYPE_CHECKING:
+    from mxconvert.manifest import Manifest
+    from mxconvert.store import Client
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteArtifact:
+    """An artifact at a store.
+
+    Attributes:
+        folder: Its folder below the store's URL; empty if it lies at the URL itself.
+        id: SHA-256 of its manifest.
+        data: The manifest's bytes.
+        manifest: The manifest, checked.
+    """
+
+    folder: str
+    id: str
+    data: bytes
+    manifest: Manifest
+
+    def key(self, path: str) -> str:
+        """Return the key of one of its files."""
+        return f"{self.folder}/{path}" if self.folder else path
+
+
+def find_artifact(
+    client: Client, version: str | None, expect_id: str | None = None
+) -> RemoteArtifact:
+    """Return the artifact that a version names.
+
+    Args:
+        client: At the URL.
+        version: A tag or an id; ``None`` takes the artifact at the URL itself, else the
+            tag ``latest``.
+        expect_id: The id, or its first 16 digits or more, that the artifact must have.
+
+    Raises:
+        StoreError: No such version; the message lists those that are there.
+        VerificationError: Not the expected id, or not a manifest.
+    """
+    found = _find(client, version)
+    if expect_id is not None and not found.id.startswith(expect_id):
+        raise VerificationError(
+            f"{client.store.url(found.key(MANIFEST_NAME))}: the artifact's id: expected "
+            f"{expect_id}, found {found.id}",
+            code="other-artifact",
+        )
+    return found
+
+
+def _find(client: Client, version: str | None) -> RemoteArtifact:
+    if version is None:
+        flat = read_manifest(client, "")
+        return flat if flat is not None else _tagged(client, LATEST, asked=False)
+    if not is_id(version):
+        return _tagged(client, version, asked=True)
+    found = read_manifest(client, folder_of(version))
+    if found is None:
+        raise _no_version(client, f"no version {version}")
+    if not found.id.startswith(version):
+        raise _other(client, found, version)
+    return found
+
+
+def _tagged(client: Client, tag: str, *, asked: bool) -> RemoteArtifact:
+    ref = read_ref(client, tag)
+    if ref is None:
+        what = f"no tag {tag!r}" if asked else f"no {MANIFEST_NAME} and no tag {LATEST!r}"
+        raise _no_version(client, what)
+    found = read_manifest(client, folder_of(ref.id))
+    if found is None:
+        raise _no_version(client, f"the tag {tag!r} points at {ref.id}, which is not there")
+    if found.id != ref.id:
+        raise _other(client, found, ref.id)
+    return found
+
+
+def read_manifest(client: Client, folder: str) -> RemoteArtifact | None:
+    """Return the artifact in a folder, ``None`` if no manifest is there.
+
+    Raises:
+        VerificationError: Not a manifest.
+    """
+    key = f"{folder}/{MANIFEST_NAME}" if folder else MANIFEST_NAME
+    try:
+        data = client.get(key, MANIFEST_LIMIT).data
+    except StoreError as error:
+        if error.fault is StoreFault.MISSING:
+            return None
+        raise
+    manifest = parse_manifest(data, client.store.url(key))
+    return RemoteArtifact(folder, artifact_id(data), data, manifest)
+
+
+def _other(client: Client, found: RemoteArtifact, expected: str) -> VerificationError:
+    return VerificationError(
+        f"{client.store.url(found.key(MANIFEST_NAME))}: the SHA-256 of the manifest: expected "
+        f"{expected}, found {found.id}",
+        hint="the manifest was changed or damaged; push the artifact again",
+        code="other-artifact",
+    )
+
+
+def _no_version(client: Client, what: str) -> StoreError:
+    return StoreError(
+        StoreFault.MISSING,
+        f"{client.store.label}: {what}",
+        hint=describe_versions(client),
+    )

@@ -1,0 +1,43 @@
+"""Object stores: one interface, one URL grammar, one way of retrying."""
+
+from mxconvert.store.base import (
+    Blob,
+    Body,
+    Condition,
+    Identity,
+    ObjectInfo,
+    Part,
+    PartLimits,
+    PartStore,
+    Store,
+    Upload,
+)
+from mxconvert.store.client import DEFAULT_JOBS, DEFAULT_RETRY_FOR, Client, ClientOptions
+from mxconvert.store.open import open_store
+from mxconvert.store.options import Checksum, StoreOptions, parse_store_options
+from mxconvert.store.url import StoreURL, is_tag, is_url, parse_url
+
+__all__ = [
+    "DEFAULT_JOBS",
+    "DEFAULT_RETRY_FOR",
+    "Blob",
+    "Body",
+    "Checksum",
+    "Client",
+    "ClientOptions",
+    "Condition",
+    "Identity",
+    "ObjectInfo",
+    "Part",
+    "PartLimits",
+    "PartStore",
+    "Store",
+    "StoreOptions",
+    "StoreURL",
+    "Upload",
+    "is_tag",
+    "is_url",
+    "open_store",
+    "parse_store_options",
+    "parse_url",
+]

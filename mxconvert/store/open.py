@@ -1,0 +1,32 @@
+"""From a URL to the store behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mxconvert.store.options import Engine
+
+if TYPE_CHECKING:
+    from mxconvert.store.base import Store
+    from mxconvert.store.options import StoreOptions
+    from mxconvert.store.url import StoreURL
+
+
+def open_store(url: StoreURL, options: StoreOptions) -> Store:
+    """Open the store at a URL; nothing is requested yet.
+
+    Raises:
+        UsageError: Unknown scheme or option.
+        MissingExtraError: The scheme needs a package that is not installed.
+    """
+    if url.scheme == "s3" and options.text("engine") in (None, Engine.BOTOCORE):
+        from mxconvert.store.s3 import S3Store  # noqa: PLC0415  (loads only what is used)
+
+        return S3Store(url, options)
+    if url.scheme in ("gs", "az"):
+        from mxconvert.store.cloud import CloudStore  # noqa: PLC0415
+
+        return CloudStore(url, options)
+    from mxconvert.store.generic import GenericStore  # noqa: PLC0415
+
+    return GenericStore(url, options)

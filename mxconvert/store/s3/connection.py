@@ -1,0 +1,175 @@
+"""One botocore client with every option in it, renewed when credentials or region change.
+
+Listing, transfer and probes all go through this one client, so that no option reaches
+one of them and not the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from botocore import UNSIGNED
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.handlers import convert_body_to_file_like_object
+from botocore.session import Session
+
+from mxconvert.errors import LocalError, StoreError, StoreFault, UsageError
+from mxconvert.store.s3.faults import translated
+
+if TYPE_CHECKING:
+    from mxconvert.store.options import StoreOptions
+
+Result = TypeVar("Result")
+
+_DEFAULT_REGION = "us-east-1"
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0
+_RENEW_EVERY_SECONDS = 1.0
+_STYLES = {"path": "path", "virtual": "virtual"}
+_REDIRECTS = frozenset({"301", "307", "PermanentRedirect", "TemporaryRedirect"})
+_OTHER_REGION = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
+
+
+class Connection:
+    """Makes requests of S3; may be used from many threads."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._region: str | None = options.text("region")
+        self._renewed_at = 0.0
+        self._client: Any = self._make()
+
+    @property
+    def endpoint(self) -> str:
+        """The server's URL."""
+        return str(self._client.meta.endpoint_url)
+
+    @property
+    def is_amazon(self) -> bool:
+        """Whether the server is Amazon's own."""
+        host = urlsplit(self.endpoint).hostname or ""
+        return host.endswith(_AMAZON)
+
+    def call(self, name: str, where: str, **arguments: Any) -> dict[str, Any]:
+        """Make one request; follow the store to another region once.
+
+        Args:
+            name: botocore's name of the operation, in snake case.
+            where: What messages name.
+            **arguments: Of the operation; ``None`` leaves one out.
+        """
+        given = {key: value for key, value in arguments.items() if value is not None}
+        client = self._client
+        with translated(where):
+            try:
+                result: dict[str, Any] = getattr(client, name)(**given)
+            except boto.ClientError as error:
+                region = _other_region(error, client.meta.region_name)
+                if region is None:
+                    raise
+                self._move(client, region, where)
+                result = getattr(self._client, name)(**given)
+        return result
+
+    def _move(self, client: Any, region: str, where: str) -> None:
+        if not region:
+            raise StoreError(
+                StoreFault.REFUSED,
+                f"{where}: the bucket is in another region than {client.meta.region_name}, and "
+                "the store does not say which",
+                hint="pass --store-option region=REGION",
+            )
+        with self._lock:
+            if self._client is client:
+                self._region = region
+                self._client = self._make()
+
+    def renew(self) -> None:
+        """Read the configuration and the credentials again."""
+        with self._lock:
+            if time.monotonic() - self._renewed_at >= _RENEW_EVERY_SECONDS:
+                self._renewed_at = time.monotonic()
+                self._client = self._make()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._client.close()
+
+    # ------------------------------------------------------------------------- the client
+
+    def _make(self) -> Any:
+        try:
+            client = self._create(_STYLES.get(self._options.text("addressing") or "", "auto"))
+            host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
+            if not host.endswith(_AMAZON) and self._options.text("addressing") is None:
+                # Buckets as host names need DNS and certificates that private stores lack.
+                client.close()
+                client = self._create("path")
+        except (boto.ProfileNotFound, boto.ConfigParseError, boto.ConfigNotFound) as error:
+            raise UsageError(str(error), code="bad-profile") from error
+        except boto.BotoCoreError as error:
+            raise UsageError(f"s3: {error}", code="bad-store-option") from error
+        except ValueError as error:
+            raise UsageError(
+                f"s3: {error}",
+                hint="an endpoint is a URL with its scheme, for example https://s3.example.com",
+                code="bad-endpoint",
+            ) from error
+        # Or bytes become a file that is read 16 KiB at a time.
+        for operation in ("UploadPart", "PutObject"):
+            client.meta.events.unregister(
+                f"before-parameter-build.s3.{operation}", convert_body_to_file_like_object
+            )
+        return client
+
+    def _create(self, addressing: str) -> Any:
+        options = self._options
+        session = Session(profile=options.text("profile"))
+        region = self._region or session.get_config_variable("region") or _DEFAULT_REGION
+        proxy = options.text("proxy")
+        return session.create_client(
+            "s3",
+            region_name=region,
+            endpoint_url=options.text("endpoint"),
+            verify=self._certificates(),
+            config=Config(
+                signature_version=UNSIGNED if options.flag("anonymous") else None,
+                s3={"addressing_style": addressing, "payload_signing_enabled": False},
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                max_pool_connections=options.connections + 2,
+                connect_timeout=options.number("connect_timeout", _CONNECT_SECONDS),
+                read_timeout=options.number("read_timeout", _READ_SECONDS),
+                tcp_keepalive=True,
+                proxies={"http": proxy, "https": proxy} if proxy else None,
+                user_agent_extra="mxconvert",
+            ),
+        )
+
+    def _certificates(self) -> str | None:
+        path = self._options.text("ca_bundle")
+        if path is not None:
+            try:
+                with open(path, "rb"):  # noqa: PTH123  (only whether it opens)
+                    pass
+            except OSError as error:
+                raise LocalError.unreadable(path, error) from error
+        return path
+
+
+def _other_region(error: boto.ClientError, region: str) -> str | None:
+    """Return the region that a redirect names, empty if it names none, ``None`` if none is."""
+    response: Any = error.response
+    details, meta = response.get("Error", {}), response.get("ResponseMetadata", {})
+    code, status = str(details.get("Code", "")), str(meta.get("HTTPStatusCode", ""))
+    if code not in _REDIRECTS | _OTHER_REGION and status not in _REDIRECTS:
+        return None
+    headers = meta.get("HTTPHeaders", {})
+    named = str(details.get("Region") or headers.get("x-amz-bucket-region") or "")
+    return None if named == region else named

@@ -1,0 +1,259 @@
+"""Objects of S3."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from mxconvert.errors import StoreError, StoreFault
+from mxconvert.store.base import Blob, ObjectInfo, PartLimits
+from mxconvert.store.options import S3_OPTIONS, Checksum
+from mxconvert.store.s3.connection import Connection
+from mxconvert.store.s3.faults import translated
+from mxconvert.store.s3.uploads import Uploads, base64_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from mxconvert.store.base import Condition, Identity
+    from mxconvert.store.options import StoreOptions
+    from mxconvert.store.url import StoreURL
+
+_SHA256 = "mxconvert-sha256"
+_PARTIAL = 206
+_COPY_LIMIT = 5 * 2**30
+_LARGEST = int(48.8 * 2**40)
+
+
+class S3Store(Uploads):
+    """Objects below a prefix of a bucket. One instance serves all threads."""
+
+    keeps_digests = True
+
+    def __init__(self, url: StoreURL, options: StoreOptions) -> None:
+        options.refuse_unknown(S3_OPTIONS, "s3")
+        self._url = url
+        self._connection = Connection(options)
+        self._options = options
+        self.sends_checksums = options.checksum is not Checksum.WHEN_REQUIRED
+        self.limits = PartLimits(
+            count=int(options.number("part_count", 10_000)),
+            object_size=int(options.number("max_object_size", _LARGEST)),
+        )
+        self._payer = "requester" if options.flag("requester_pays") else None
+
+    @property
+    def label(self) -> str:
+        """The URL, and the endpoint unless it is Amazon's."""
+        if self._connection.is_amazon:
+            return str(self._url)
+        return f"{self._url} at {self._connection.endpoint}"
+
+    def url(self, key: str) -> str:
+        """Return the URL of a key."""
+        return f"s3://{self._url.bucket}/{self._full(key)}"
+
+    def _full(self, key: str) -> str:
+        return "/".join(filter(None, (self._url.prefix, key)))
+
+    def _call(self, name: str, key: str, **arguments: Any) -> dict[str, Any]:
+        where = self.url(key)
+        if not self._connection.is_amazon:
+            where += f" at {self._connection.endpoint}"
+        return self._connection.call(
+            name, where, Bucket=self._url.bucket, RequestPayer=self._payer, **arguments
+        )
+
+    # ---------------------------------------------------------------------------- reading
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        answer = self._call(
+            "head_object", key, Key=self._full(key), ChecksumMode=self._checksum_mode
+        )
+        return _info(key, answer, answer["ContentLength"])
+
+    @property
+    def _checksum_mode(self) -> str | None:
+        return "ENABLED" if self.sends_checksums else None
+
+    def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
+        """See `Store.open`.
+
+        A store that ignores the range and sends the whole object is read from its
+        beginning, unless that would mean to skip most of a large object.
+        """
+        answer = self._call(
+            "get_object",
+            key,
+            Key=self._full(key),
+            Range=f"bytes={begin}-{end - 1}",
+            IfMatch=etag,
+        )
+        if etag is not None and answer.get("ETag") not in (None, etag):
+            answer["Body"].close()
+            raise StoreError(
+                StoreFault.CHANGED,
+                f"{self.url(key)}: the object was replaced: its tag was {etag}, is "
+                f"{answer.get('ETag')}",
+            )
+        whole = answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL
+        return S3Body(answer["Body"], self.url(key), begin if whole else 0)
+
+    def get(self, key: str, limit: int) -> Blob:
+        """See `Store.get`."""
+        answer = self._call("get_object", key, Key=self._full(key))
+        with translated(self.url(key)), answer["Body"] as body:
+            if answer["ContentLength"] > limit:
+                raise StoreError(
+                    StoreFault.REFUSED,
+                    f"{self.url(key)}: {answer['ContentLength']} bytes, expected at most {limit}",
+                )
+            return Blob(body.read(), answer.get("ETag"))
+
+    def objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.objects`."""
+        skip = len(self._full("x")) - 1
+        for page in self._pages("list_objects_v2", prefix, Prefix=self._full(prefix)):
+            for found in page.get("Contents", ()):
+                key = found["Key"][skip:]
+                yield ObjectInfo(key=key, size=found["Size"], etag=found.get("ETag"))
+
+    def folders(self) -> Iterator[str]:
+        """See `Store.folders`."""
+        root = f"{self._url.prefix}/" if self._url.prefix else ""
+        for page in self._pages("list_objects_v2", "", Prefix=root, Delimiter="/"):
+            for found in page.get("CommonPrefixes", ()):
+                yield found["Prefix"][len(root) :].rstrip("/")
+
+    def _pages(self, name: str, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        token = None
+        while True:
+            page = self._call(name, key, ContinuationToken=token, **arguments)
+            yield page
+            before, token = token, page.get("NextContinuationToken")
+            if not page.get("IsTruncated"):
+                return
+            if not token or token == before:
+                raise StoreError(
+                    StoreFault.REFUSED, f"{self.url(key)}: the listing does not go on: no token"
+                )
+
+    # ---------------------------------------------------------------------------- writing
+
+    def _new_object(self, identity: Identity | None) -> dict[str, Any]:
+        """Return the arguments that every new object gets."""
+        text = self._options.text
+        return {
+            "ACL": text("acl"),
+            "ServerSideEncryption": text("sse"),
+            "SSEKMSKeyId": text("sse_kms_key_id"),
+            "StorageClass": text("storage_class"),
+            "Metadata": {_SHA256: identity.sha256} if identity else None,
+        }
+
+    def put(self, key: str, data: bytes, condition: Condition | None = None) -> str | None:
+        """See `Store.put`."""
+        conditions: dict[str, Any] = {}
+        if condition is not None and condition.etag is None:
+            conditions["IfNoneMatch"] = "*"
+        elif condition is not None:
+            conditions["IfMatch"] = condition.etag
+        answer = self._call(
+            "put_object",
+            key,
+            Key=self._full(key),
+            Body=data,
+            **self._new_object(None),
+            **conditions,
+        )
+        return answer.get("ETag")
+
+    def upload(self, key: str, pieces: Iterable[memoryview], identity: Identity) -> None:
+        """See `Store.upload`: one request, for what is smaller than a part."""
+        data = b"".join(pieces)
+        crc = base64_of(identity.crc64nvme) if self.sends_checksums else None
+        self._call(
+            "put_object",
+            key,
+            Key=self._full(key),
+            Body=data,
+            ChecksumCRC64NVME=crc,
+            **self._new_object(identity),
+        )
+
+    def copy(self, source: str, key: str, identity: Identity) -> None:
+        """See `Store.copy`; large objects part by part."""
+        origin = {"Bucket": self._url.bucket, "Key": self._full(source)}
+        if identity.size > _COPY_LIMIT:
+            self.copy_parts(origin, key, identity)
+            return
+        arguments = self._new_object(identity)
+        answer = self._call(
+            "copy_object",
+            key,
+            Key=self._full(key),
+            CopySource=origin,
+            MetadataDirective="REPLACE",
+            ChecksumAlgorithm="CRC64NVME" if self.sends_checksums else None,
+            **arguments,
+        )
+        if not answer.get("CopyObjectResult"):  # an error inside a 200
+            raise StoreError(StoreFault.TRANSIENT, f"{self.url(key)}: the copy has no result")
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        self._call("delete_object", key, Key=self._full(key))
+
+    def renew(self) -> None:
+        """See `Store.renew`."""
+        self._connection.renew()
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._connection.close()
+
+
+class S3Body:
+    """The bytes of one answer."""
+
+    def __init__(self, body: Any, where: str, skip: int) -> None:
+        self._body = body
+        self._where = where
+        self._skip = skip
+
+    def readinto(self, view: memoryview, /) -> int:
+        """See `Body.readinto`."""
+        with translated(self._where):
+            while self._skip:
+                dropped = len(self._body.read(min(self._skip, len(view))))
+                if not dropped:
+                    return 0
+                self._skip -= dropped
+            return int(self._body.readinto(view))
+
+    def close(self) -> None:
+        """See `Body.close`."""
+        self._body.close()
+
+
+def _info(key: str, answer: dict[str, Any], size: int) -> ObjectInfo:
+    crc = answer.get("ChecksumCRC64NVME")
+    whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+    return ObjectInfo(
+        key=key,
+        size=size,
+        etag=answer.get("ETag"),
+        crc64nvme=to_hex(crc) if crc and whole else None,
+        sha256=answer.get("Metadata", {}).get(_SHA256),
+    )
+
+
+def to_hex(text: str) -> str | None:
+    """Return one of S3's digests in hexadecimal; ``None`` if it is not eight bytes."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    return raw.hex() if len(raw) == 8 else None  # noqa: PLR2004  (CRC64)
