@@ -7,6 +7,7 @@ torch's memory and threads stay out of the other tests.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,10 @@ from tests.support import Model, bf16_model
 from tests.support.runs import Reference, make_reference
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.seaweed import S3Server
 
 settings.register_profile("mxconvert", derandomize=True, deadline=None)
 settings.load_profile("mxconvert")
@@ -55,3 +59,22 @@ def shared_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """F-BF16 and what a run makes of it that nothing disturbs, once for all tests of a worker."""
     return make_reference(bf16_model(), tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """The S3 server that all workers of this run share; see `tests.support.seaweed`."""
+    from tests.support.seaweed import shared_server
+
+    root, watched = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root, watched = root.parent, os.getppid()
+    server = shared_server(root, watched)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """A new, empty bucket."""
+    return s3.make_bucket()

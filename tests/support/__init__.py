@@ -7,6 +7,7 @@
 * `cli`: run ``python -m mxconvert`` in a process of its own.
 * `shell`: run the same command line in this process.
 * `runs`: stop and kill runs at named places, and compare what they left with a clean run.
+* `seaweed`: the S3 server that tests talk to; fixtures ``s3`` and ``bucket``.
 * `contract`: what holds for every conversion, and for every refusal.
 """
 
