@@ -54,8 +54,13 @@ class S3Store(Uploads):
         """Return the URL of a key."""
         return f"s3://{self._url.bucket}/{self._full(key)}"
 
+    @property
+    def _root(self) -> str:
+        """What every key below the URL begins with: a prefix never matches its neighbours."""
+        return f"{self._url.prefix}/" if self._url.prefix else ""
+
     def _full(self, key: str) -> str:
-        return "/".join(filter(None, (self._url.prefix, key)))
+        return self._root + key
 
     def _call(self, name: str, key: str, **arguments: Any) -> dict[str, Any]:
         where = self.url(key)
@@ -114,15 +119,15 @@ class S3Store(Uploads):
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.objects`."""
-        skip = len(self._full("x")) - 1
-        for page in self._pages("list_objects_v2", prefix, Prefix=self._full(prefix)):
+        skip = len(self._root)
+        for page in self._pages("list_objects_v2", prefix, Prefix=self._root + prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"][skip:]
                 yield ObjectInfo(key=key, size=found["Size"], etag=found.get("ETag"))
 
     def folders(self) -> Iterator[str]:
         """See `Store.folders`."""
-        root = f"{self._url.prefix}/" if self._url.prefix else ""
+        root = self._root
         for page in self._pages("list_objects_v2", "", Prefix=root, Delimiter="/"):
             for found in page.get("CommonPrefixes", ()):
                 yield found["Prefix"][len(root) :].rstrip("/")

@@ -28,6 +28,10 @@ class Uploads:
     def _full(self, key: str) -> str:
         raise NotImplementedError
 
+    @property
+    def _root(self) -> str:
+        raise NotImplementedError
+
     def _new_object(self, identity: Identity | None) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -119,13 +123,13 @@ class Uploads:
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """See `PartStore.uploads`."""
-        skip = len(self._full("x")) - 1
+        skip = len(self._root)
         key_marker = id_marker = None
         while True:
             page = self._call(
                 "list_multipart_uploads",
                 prefix,
-                Prefix=self._full(prefix),
+                Prefix=self._root + prefix,
                 KeyMarker=key_marker,
                 UploadIdMarker=id_marker,
             )
@@ -141,27 +145,26 @@ class Uploads:
         """Copy an object that is too large for one request."""
         upload = self.begin_upload(key, identity)
         try:
+            source = {"UploadId": upload, "CopySource": origin}
+            count = -(-identity.size // _COPY_PART)
             parts = [
-                self._copy_part(origin, key, upload, number, begin, identity.size)
-                for number, begin in enumerate(range(0, identity.size, _COPY_PART), 1)
+                self._copy_part(key, number, identity.size, source)
+                for number in range(1, count + 1)
             ]
             self.complete(key, upload, parts, identity)
         except BaseException:
             self.abort(key, upload)
             raise
 
-    def _copy_part(
-        self, origin: dict[str, str], key: str, upload: str, number: int, begin: int, size: int
-    ) -> Part:
-        end = min(begin + _COPY_PART, size)
+    def _copy_part(self, key: str, number: int, size: int, source: dict[str, Any]) -> Part:
+        begin, end = (number - 1) * _COPY_PART, min(number * _COPY_PART, size)
         answer = self._call(
             "upload_part_copy",
             key,
             Key=self._full(key),
-            UploadId=upload,
             PartNumber=number,
-            CopySource=origin,
             CopySourceRange=f"bytes={begin}-{end - 1}",
+            **source,
         )
         result = answer.get("CopyPartResult") or {}
         crc = result.get("ChecksumCRC64NVME")
