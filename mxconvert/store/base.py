@@ -89,11 +89,33 @@ class Condition:
 class Body(Protocol):
     """Bytes of a range while they arrive."""
 
-    def readinto(self, view: memoryview, /) -> int:
-        """Fill some of ``view``; return how many bytes, 0 at the end."""
+    def read(self, most: int, /) -> bytes | memoryview:
+        """Return at least one byte and at most ``most``; nothing at the end.
+
+        A view is good until the next call.
+        """
 
     def close(self) -> None:
         """Give the connection up."""
+
+
+class PartBody(Protocol):
+    """Bytes of a part while they are sent: a binary file that knows its length.
+
+    ``read`` may return more than it is asked for; the view is good until the next call.
+    """
+
+    def __len__(self) -> int:
+        """Bytes in all."""
+
+    def read(self, most: int = -1, /) -> memoryview:
+        """Return the next bytes, nothing at the end."""
+
+    def tell(self) -> int:
+        """Return the position."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to a position; 0 begins anew."""
 
 
 class Store(Protocol):
@@ -156,9 +178,9 @@ class PartStore(Protocol):
         """Begin a multipart upload; return its id."""
 
     def upload_part(
-        self, key: str, upload: str, number: int, data: memoryview, crc64nvme: str
+        self, key: str, upload: str, number: int, body: PartBody, crc64nvme: str
     ) -> Part:
-        """Send one part."""
+        """Send one part. The store compares its CRC64-NVME if it can."""
 
     def parts(self, key: str, upload: str) -> list[Part]:
         """Return the parts that the store holds of an upload, by number."""

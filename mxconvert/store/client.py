@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 
 DEFAULT_JOBS = 16
 DEFAULT_RETRY_FOR = 300.0
+PIECE_SIZE = 2**20
+"""Bytes taken from a body at once: small enough to stay in a core's cache while hashed."""
+
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 20.0
 _CREDENTIALS_PATIENCE = 40.0
 _SKEW_TRIES = 3
@@ -187,9 +190,11 @@ class Client:
         return self.call(lambda: list(self.store.folders()))
 
     def pieces(
-        self, key: str, begin: int, end: int, buffer: memoryview, etag: str | None = None
-    ) -> Iterator[memoryview]:
-        """Yield bytes ``[begin, end)`` in order, each piece a view of ``buffer``.
+        self, key: str, begin: int, end: int, etag: str | None = None
+    ) -> Iterator[bytes | memoryview]:
+        """Yield bytes ``[begin, end)`` in order, at most `PIECE_SIZE` at once.
+
+        A piece is good until the next one is asked for.
 
         A body that breaks off is taken up again at the byte where it broke.
 
@@ -201,7 +206,7 @@ class Client:
             try:
                 with self.gate.slot(self.check):
                     self.counters.add(requests=1)
-                    for piece in self._body(key, begin, end, buffer, etag):
+                    for piece in self._body(key, begin, end, etag):
                         attempts.progressed()
                         begin += len(piece)
                         self.moved(bytes_in=len(piece))
@@ -212,19 +217,19 @@ class Client:
                 self.gate.succeeded()
 
     def _body(
-        self, key: str, begin: int, end: int, buffer: memoryview, etag: str | None
-    ) -> Iterator[memoryview]:
+        self, key: str, begin: int, end: int, etag: str | None
+    ) -> Iterator[bytes | memoryview]:
         body: Body = self.store.open(key, begin, end, etag)
         try:
             while begin < end:
-                count = body.readinto(buffer[: end - begin])
-                if count == 0:
+                piece = body.read(min(end - begin, PIECE_SIZE))
+                if not piece:
                     raise StoreError(
                         StoreFault.TRANSIENT,
                         f"{self.store.url(key)}: the body ended {end - begin} bytes early",
                     )
-                begin += count
-                yield buffer[:count]
+                begin += len(piece)
+                yield piece
         finally:
             body.close()
 

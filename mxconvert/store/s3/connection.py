@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from botocore import UNSIGNED
 from botocore import exceptions as boto
 from botocore.config import Config
-from botocore.handlers import convert_body_to_file_like_object
 from botocore.session import Session
 
 from mxconvert.errors import LocalError, StoreError, StoreFault, UsageError
@@ -120,11 +119,6 @@ class Connection:
                 hint="an endpoint is a URL with its scheme, for example https://s3.example.com",
                 code="bad-endpoint",
             ) from error
-        # Or bytes become a file that is read 16 KiB at a time.
-        for operation in ("UploadPart", "PutObject"):
-            client.meta.events.unregister(
-                f"before-parameter-build.s3.{operation}", convert_body_to_file_like_object
-            )
         return client
 
     def _create(self, addressing: str) -> Any:

@@ -228,15 +228,16 @@ class S3Body:
         self._where = where
         self._skip = skip
 
-    def readinto(self, view: memoryview, /) -> int:
-        """See `Body.readinto`."""
+    def read(self, most: int, /) -> bytes:
+        """See `Body.read`."""
         with translated(self._where):
             while self._skip:
-                dropped = len(self._body.read(min(self._skip, len(view))))
+                dropped = len(self._body.read(min(self._skip, most)))
                 if not dropped:
-                    return 0
+                    return b""
                 self._skip -= dropped
-            return int(self._body.readinto(view))
+            data: bytes = self._body.read(most)
+            return data
 
     def close(self) -> None:
         """See `Body.close`."""

@@ -11,7 +11,7 @@ from mxconvert.store.base import Part, PartLimits, Upload
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mxconvert.store.base import Identity
+    from mxconvert.store.base import Identity, PartBody
 
 _COPY_PART = 2**30
 
@@ -52,7 +52,7 @@ class Uploads:
         return str(answer["UploadId"])
 
     def upload_part(
-        self, key: str, upload: str, number: int, data: memoryview, crc64nvme: str
+        self, key: str, upload: str, number: int, body: PartBody, crc64nvme: str
     ) -> Part:
         """See `PartStore.upload_part`."""
         answer = self._call(
@@ -61,10 +61,10 @@ class Uploads:
             Key=self._full(key),
             UploadId=upload,
             PartNumber=number,
-            Body=data.obj if len(data) == memoryview(data.obj).nbytes else bytes(data),
+            Body=body,
             ChecksumCRC64NVME=base64_of(crc64nvme) if self.sends_checksums else None,
         )
-        return Part(number, len(data), str(answer["ETag"]), crc64nvme)
+        return Part(number, len(body), str(answer["ETag"]), crc64nvme)
 
     def parts(self, key: str, upload: str) -> list[Part]:
         """See `PartStore.parts`."""
