@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mxconvert.cli.runtime import count, duration, parse_size, size
+from mxconvert.cli.runtime import count, duration, parse_duration, parse_size, size
 from mxconvert.errors import ExitStatus, MxConvertError, UsageError
 from tests.support import Model, bf16_model, run_cli, shell
 from tests.support.cli import ROOT
@@ -462,6 +462,26 @@ def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size") as refusal:
         parse_size(text)
     assert "256MiB" in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30), ("5m", 300), ("5min", 300), ("1h30m", 5400), ("1h", 3600), ("90", 90),
+        ("0.5s", 0.5), (" 1M 5S ", 65),
+    ],
+)  # fmt: skip
+def test_time_spans(text: str, seconds: float) -> None:
+    """Hours, minutes, seconds; a bare number is seconds."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "0", "0s", "-3s", "5d", "inf", "1e9", "5m1h", "\u0665s"])
+def test_what_is_no_time_span(text: str) -> None:
+    """Refused with an example."""
+    with pytest.raises(UsageError, match="is not a time span") as refusal:
+        parse_duration(text)
+    assert "5m" in str(refusal.value.hint)
 
 
 def test_figures_for_people() -> None:

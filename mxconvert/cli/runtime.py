@@ -23,6 +23,7 @@ _UNITS = {
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)$", re.ASCII)
+_DURATION = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -114,6 +115,20 @@ def parse_size(text: str) -> int:
     if match is None or factor is None or not float(match[1]):
         raise UsageError(f"{text!r} is not a size", hint="write for example 256MiB or 5GB")
     return int(float(match[1]) * factor)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``30s``, ``5m``, ``1h30m`` or ``90``.
+
+    Raises:
+        UsageError: Not a time span, or none at all.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    total = hours * _HOUR + minutes * _MINUTE + seconds
+    if not total:
+        raise UsageError(f"{text!r} is not a time span", hint="write for example 30s, 5m or 1h30m")
+    return total
 
 
 def size(num_bytes: float) -> str:
