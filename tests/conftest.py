@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.faults import FaultProxy
     from tests.support.seaweed import S3Server
 
 settings.register_profile("mxconvert", derandomize=True, deadline=None)
@@ -78,3 +79,12 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def bucket(s3: S3Server) -> str:
     """A new, empty bucket."""
     return s3.make_bucket()
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    """A proxy in front of ``s3`` that logs requests and, told so, disturbs them."""
+    from tests.support.faults import FaultProxy
+
+    with FaultProxy(s3) as proxy:
+        yield proxy

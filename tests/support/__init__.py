@@ -8,6 +8,7 @@
 * `shell`: run the same command line in this process.
 * `runs`: stop and kill runs at named places, and compare what they left with a clean run.
 * `seaweed`: the S3 server that tests talk to; fixtures ``s3`` and ``bucket``.
+* `faults`: a proxy before that server that logs and disturbs; fixture ``proxy``.
 * `contract`: what holds for every conversion, and for every refusal.
 """
 
