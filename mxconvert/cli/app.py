@@ -16,7 +16,10 @@ from mxconvert.cli.cmd_bench import bench
 from mxconvert.cli.cmd_diff import diff
 from mxconvert.cli.cmd_doctor import doctor
 from mxconvert.cli.cmd_inspect import inspect
+from mxconvert.cli.cmd_list import gc, list_
 from mxconvert.cli.cmd_plan import plan
+from mxconvert.cli.cmd_pull import pull
+from mxconvert.cli.cmd_push import push
 from mxconvert.cli.cmd_quantize import quantize
 from mxconvert.cli.cmd_report import report
 from mxconvert.cli.cmd_verify import verify
@@ -24,7 +27,7 @@ from mxconvert.errors import ExitStatus, LocalError, MxConvertError, UsageError
 
 app = typer.Typer(
     name="mxconvert",
-    help="Convert and verify the weights of Mixture-of-Experts models in MXFP4.",
+    help="Convert, verify and distribute the weights of Mixture-of-Experts models in MXFP4.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,7 +37,10 @@ app = typer.Typer(
     "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
     "130/143 interrupted.",
 )
-for command in (inspect, plan, quantize, verify, report, diff, bench, doctor):
+for command in (inspect, plan, quantize, verify, report, diff, push, pull):
+    app.command()(command)
+app.command("list")(list_)
+for command in (gc, bench, doctor):
     app.command()(command)
 
 

@@ -6,21 +6,32 @@ puts one artifact's files at the URL itself. Nothing that must be right depends 
 listing. See ``docs/reference/store.md``.
 """
 
-from mxconvert.remote.layout import folder_of, is_id, ref_key
+from mxconvert.remote.layout import check_id, folder_of, is_id, ref_key
 from mxconvert.remote.refs import Ref, honours_conditions, move_ref, read_ref, refs_of
-from mxconvert.remote.resolve import RemoteArtifact, find_artifact, read_manifest
+from mxconvert.remote.resolve import (
+    Location,
+    RemoteArtifact,
+    find_artifact,
+    locate,
+    no_version,
+    read_manifest,
+)
 from mxconvert.remote.versions import Version, list_versions
 
 __all__ = [
+    "Location",
     "Ref",
     "RemoteArtifact",
     "Version",
+    "check_id",
     "find_artifact",
     "folder_of",
     "honours_conditions",
     "is_id",
     "list_versions",
+    "locate",
     "move_ref",
+    "no_version",
     "read_manifest",
     "read_ref",
     "ref_key",

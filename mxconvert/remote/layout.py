@@ -21,6 +21,21 @@ def is_id(version: str) -> bool:
     return _ID.fullmatch(version) is not None
 
 
+def check_id(text: str) -> str:
+    """Return an expected id, or its first 16 digits or more.
+
+    Raises:
+        UsageError: Neither.
+    """
+    if not is_id(text):
+        raise UsageError(
+            f"--expect-id {text!r}: expected 16 to 64 lowercase hexadecimal digits",
+            hint="the id is the SHA-256 of mxconvert.manifest.json",
+            code="bad-id",
+        )
+    return text
+
+
 def folder_of(artifact_id: str) -> str:
     """Return the folder of an artifact: the first 16 digits of its id."""
     return artifact_id[:FOLDER_DIGITS]

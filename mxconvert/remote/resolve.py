@@ -62,30 +62,56 @@ def find_artifact(
     return found
 
 
-def _find(client: Client, version: str | None) -> RemoteArtifact:
-    if version is None:
-        flat = read_manifest(client, "")
-        return flat if flat is not None else _tagged(client, LATEST, asked=False)
-    if not is_id(version):
-        return _tagged(client, version, asked=True)
-    found = read_manifest(client, folder_of(version))
-    if found is None:
-        raise _no_version(client, f"no version {version}")
-    if not found.id.startswith(version):
-        raise _other(client, found, version)
-    return found
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a version should lie.
+
+    Attributes:
+        folder: Its folder below the store's URL; empty for the URL itself.
+        id: What the SHA-256 of the manifest there has to begin with, if anything says so.
+        missing: What is wrong if no manifest is there, in words.
+    """
+
+    folder: str
+    id: str | None
+    missing: str
+
+    def key(self, path: str) -> str:
+        """Return the key of a file of the artifact."""
+        return f"{self.folder}/{path}" if self.folder else path
 
 
-def _tagged(client: Client, tag: str, *, asked: bool) -> RemoteArtifact:
+def locate(client: Client, version: str | None) -> Location:
+    """Return where the artifact that a version names should lie, without reading it.
+
+    Args:
+        client: At the URL.
+        version: As of `find_artifact`.
+
+    Raises:
+        StoreError: No such tag; the message lists the versions that are there.
+        VerificationError: The tag's pointer is not one.
+    """
+    if version is None and client.find(MANIFEST_NAME) is not None:
+        return Location("", None, f"no {MANIFEST_NAME}")
+    if version is not None and is_id(version):
+        return Location(folder_of(version), version, f"no version {version}")
+    tag = LATEST if version is None else version
     ref = read_ref(client, tag)
     if ref is None:
-        what = f"no tag {tag!r}" if asked else f"no {MANIFEST_NAME} and no tag {LATEST!r}"
-        raise _no_version(client, what)
-    found = read_manifest(client, folder_of(ref.id))
+        neither = f"no {MANIFEST_NAME} and no tag {LATEST!r}"
+        raise no_version(client, neither if version is None else f"no tag {tag!r}")
+    missing = f"the tag {tag!r} points at {ref.id}, which is not there"
+    return Location(folder_of(ref.id), ref.id, missing)
+
+
+def _find(client: Client, version: str | None) -> RemoteArtifact:
+    place = locate(client, version)
+    found = read_manifest(client, place.folder)
     if found is None:
-        raise _no_version(client, f"the tag {tag!r} points at {ref.id}, which is not there")
-    if found.id != ref.id:
-        raise _other(client, found, ref.id)
+        raise no_version(client, place.missing)
+    if place.id is not None and not found.id.startswith(place.id):
+        raise _other(client, found, place.id)
     return found
 
 
@@ -115,7 +141,8 @@ def _other(client: Client, found: RemoteArtifact, expected: str) -> Verification
     )
 
 
-def _no_version(client: Client, what: str) -> StoreError:
+def no_version(client: Client, what: str) -> StoreError:
+    """Return the error for a version that is not there, with those that are."""
     return StoreError(
         StoreFault.MISSING,
         f"{client.store.label}: {what}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.errors import StoreError, VerificationError
+from mxconvert.errors import StoreError, StoreFault, VerificationError
 from mxconvert.manifest import MANIFEST_NAME, artifact_id, parse_manifest
 from mxconvert.remote.layout import FOLDER_DIGITS, MANIFEST_LIMIT, folder_of, is_id
 from mxconvert.remote.refs import refs_of
@@ -54,10 +54,9 @@ def _version(client: Client, folder: str, tags: tuple[str, ...]) -> Version:
     try:
         data = client.get(key, MANIFEST_LIMIT).data
         manifest = parse_manifest(data, client.store.url(key))
-    except VerificationError as error:
-        return Version(folder, None, tags, fault=error.message)
-    except StoreError as error:
-        return Version(folder, None, tags, fault=error.message)
+    except (StoreError, VerificationError) as error:
+        missing = error.code == StoreFault.MISSING.value
+        return Version(folder, None, tags, fault=None if missing else error.message)
     return Version(folder, artifact_id(data), tags, manifest)
 
 

@@ -7,12 +7,20 @@ from mxconvert.store.base import (
     Identity,
     ObjectInfo,
     Part,
+    PartBody,
     PartLimits,
     PartStore,
     Store,
     Upload,
 )
-from mxconvert.store.client import DEFAULT_JOBS, DEFAULT_RETRY_FOR, Client, ClientOptions
+from mxconvert.store.client import (
+    DEFAULT_JOBS,
+    DEFAULT_RETRY_FOR,
+    Abandoned,
+    Client,
+    ClientOptions,
+    Counters,
+)
 from mxconvert.store.open import open_store
 from mxconvert.store.options import Checksum, StoreOptions, parse_store_options
 from mxconvert.store.url import StoreURL, is_tag, is_url, parse_url
@@ -20,15 +28,18 @@ from mxconvert.store.url import StoreURL, is_tag, is_url, parse_url
 __all__ = [
     "DEFAULT_JOBS",
     "DEFAULT_RETRY_FOR",
+    "Abandoned",
     "Blob",
     "Body",
     "Checksum",
     "Client",
     "ClientOptions",
     "Condition",
+    "Counters",
     "Identity",
     "ObjectInfo",
     "Part",
+    "PartBody",
     "PartLimits",
     "PartStore",
     "Store",

@@ -24,6 +24,7 @@ class ObjectInfo:
         etag: The store's own tag of this content, whatever its form; never a digest.
         crc64nvme: CRC64-NVME of the whole object, 16 hexadecimal digits, if the store keeps it.
         sha256: What mxconvert noted when it wrote the object, if the store keeps metadata.
+        modified: When it was written, in seconds since the epoch, if the store says.
     """
 
     key: str
@@ -31,6 +32,7 @@ class ObjectInfo:
     etag: str | None = None
     crc64nvme: str | None = None
     sha256: str | None = None
+    modified: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mxconvert.errors import Interrupted, StoreError, StoreFault
 from mxconvert.events import Notice, ignore
@@ -131,7 +131,7 @@ class Client:
         if bytes_in:
             self._rate.take(bytes_in, self.sleep)
 
-    def call(self, work: Callable[[], Result]) -> Result:
+    def call(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Do a request, again and again while that can help.
 
         Raises:
@@ -143,7 +143,7 @@ class Client:
             try:
                 with self.gate.slot(self.check):
                     self.counters.add(requests=1)
-                    result = work()
+                    result = work(*arguments)
             except StoreError as error:
                 attempts.failed(error)
             else:
@@ -154,7 +154,7 @@ class Client:
 
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
-        return self.call(lambda: self.store.head(key))
+        return self.call(self.store.head, key)
 
     def find(self, key: str) -> ObjectInfo | None:
         """Return what the store knows about an object, ``None`` if it is not there."""
@@ -167,19 +167,19 @@ class Client:
 
     def get(self, key: str, limit: int) -> Blob:
         """See `Store.get`."""
-        return self.call(lambda: self.store.get(key, limit))
+        return self.call(self.store.get, key, limit)
 
     def put(self, key: str, data: bytes, condition: Condition | None = None) -> str | None:
         """See `Store.put`."""
-        return self.call(lambda: self.store.put(key, data, condition))
+        return self.call(self.store.put, key, data, condition)
 
     def copy(self, source: str, key: str, identity: Identity) -> None:
         """See `Store.copy`."""
-        self.call(lambda: self.store.copy(source, key, identity))
+        self.call(self.store.copy, source, key, identity)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        self.call(lambda: self.store.delete(key))
+        self.call(self.store.delete, key)
 
     def objects(self, prefix: str) -> list[ObjectInfo]:
         """See `Store.objects`."""
@@ -207,6 +207,7 @@ class Client:
                 with self.gate.slot(self.check):
                     self.counters.add(requests=1)
                     for piece in self._body(key, begin, end, etag):
+                        self.check()
                         attempts.progressed()
                         begin += len(piece)
                         self.moved(bytes_in=len(piece))

@@ -123,7 +123,10 @@ class S3Store(Uploads):
         for page in self._pages("list_objects_v2", prefix, Prefix=self._root + prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"][skip:]
-                yield ObjectInfo(key=key, size=found["Size"], etag=found.get("ETag"))
+                written = found["LastModified"].timestamp() if "LastModified" in found else None
+                yield ObjectInfo(
+                    key=key, size=found["Size"], etag=found.get("ETag"), modified=written
+                )
 
     def folders(self) -> Iterator[str]:
         """See `Store.folders`."""

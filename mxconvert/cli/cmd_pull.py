@@ -1,0 +1,121 @@
+"""``mxconvert pull``: fetch an artifact."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mxconvert.cli import options as o
+from mxconvert.cli import runtime
+from mxconvert.cli import store_options as s
+from mxconvert.cli.progress import emit
+from mxconvert.cli.transfers import MetricsOption, time_line, transfer
+
+if TYPE_CHECKING:
+    from mxconvert.transfer.pull import PullResult
+
+
+def pull(
+    url: Annotated[
+        str, typer.Argument(metavar="URL[@VERSION]", help="Where from; a tag or an id.")
+    ],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder to fetch into.")],
+    *,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include",
+            metavar="GLOB",
+            help="Fetch only these files now; a later pull fetches the rest. Repeatable.",
+        ),
+    ] = None,
+    expect_id: Annotated[
+        str | None,
+        typer.Option("--expect-id", metavar="ID", help="The artifact's id, or its first digits."),
+    ] = None,
+    sha256: Annotated[
+        bool,
+        typer.Option("--sha256", help="Compare SHA-256 too; with --expect-id proves the origin."),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the model files that are in DIR.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another pull into DIR instead of failing.")
+    ] = False,
+    break_lock: Annotated[
+        bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
+    ] = False,
+    jobs: s.StoreJobs = 16,
+    limit_rate: s.LimitRate = None,
+    retry_for: s.RetryFor = s.DEFAULT_RETRY_FOR_TEXT,
+    store_option: s.StoreOptionList = None,
+    metrics_file: MetricsOption = None,
+    json: o.Json = False,
+    quiet: o.Quiet = False,
+    debug: o.Debug = False,
+) -> None:
+    """Fetch an artifact from an object store into a folder that loaders take.
+
+    Each chunk is compared with the manifest as it lands. A file gets its name when it is
+    whole, the manifest comes last. The same command goes on with a pull that was stopped.
+    --json prints one event per line, then a summary.
+    """
+    del debug
+    from mxconvert.remote import check_id
+    from mxconvert.source import local_path
+    from mxconvert.transfer.pull import PullOptions, pull_artifact
+
+    target = local_path(folder, "DIR")
+    if expect_id is not None:
+        check_id(expect_id)
+    with transfer(
+        "pull",
+        url,
+        metrics_file=metrics_file,
+        json=json,
+        quiet=quiet,
+        store_option=store_option,
+        retry_for=retry_for,
+        limit_rate=limit_rate,
+        jobs=jobs,
+    ) as run:
+        options = PullOptions(
+            version=run.url.version,
+            expect_id=expect_id,
+            include=tuple(include or ()),
+            sha256=sha256,
+            overwrite=overwrite,
+            wait=wait,
+            break_lock=break_lock,
+        )
+        result = pull_artifact(run.client, target, options, run.report)
+        figures = run.figures(result.fetched_bytes)
+    if json:
+        emit("summary", **asdict(result), **figures)
+    elif not quiet:
+        _print_summary(result, figures, folder)
+
+
+def _print_summary(result: PullResult, figures: dict[str, Any], folder: str) -> None:
+    from mxconvert.cli.tables import print_pairs
+
+    pairs = [("files", f"{result.files}, {runtime.size(result.bytes)}")]
+    if result.was_complete:
+        pairs.append(("there", "everything, nothing to do"))
+    else:
+        size = runtime.size(result.fetched_bytes)
+        pairs.append(("fetched", f"{result.fetched_files} files, {size}"))
+        if result.resumed_bytes:
+            pairs.append(("there", f"{runtime.size(result.resumed_bytes)} of an earlier run"))
+        if result.refetched_chunks:
+            pairs.append(("arrived wrong", f"{result.refetched_chunks} chunks, fetched again"))
+        pairs.append(time_line(figures, result.fetched_bytes))
+    pairs.append(("artifact", result.artifact))
+    if result.left_files:
+        pairs.append(("left", f"{result.left_files} files: pull without --include to finish"))
+    else:
+        pairs.append(("next", f"mxconvert verify {folder}"))
+    print_pairs(*pairs)

@@ -1,0 +1,123 @@
+"""What unfinished pushes leave at a store, and removing it.
+
+Leftovers are multipart uploads that nobody has completed, objects in folders of versions
+without a manifest, probes, and the temporary objects of stores without multipart uploads.
+A running push leaves the same traces for a while, so nothing younger than a grace
+period is touched.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from mxconvert.errors import StoreError, StoreFault
+from mxconvert.events import FileFinished, Notice, ignore
+from mxconvert.manifest import MANIFEST_NAME
+from mxconvert.remote import is_id
+from mxconvert.remote.layout import FOLDER_DIGITS, REFS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mxconvert.events import Reporter
+    from mxconvert.store import Client
+
+DEFAULT_GRACE = 24 * 3600.0
+PROBE = f"{REFS}.probe-"
+
+
+class Kind(StrEnum):
+    """What a leftover is."""
+
+    UPLOAD = "unfinished upload"
+    OBJECT = "object without a manifest"
+    PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that no version needs.
+
+    Attributes:
+        kind: What it is.
+        key: Its key below the URL.
+        size: Bytes that it takes, as far as the store says.
+        age: Seconds since it was written, as far as the store says.
+        upload: The id of an unfinished upload.
+    """
+
+    kind: Kind
+    key: str
+    size: int
+    age: float | None
+    upload: str | None = None
+
+
+def find_leftovers(
+    client: Client, grace: float = DEFAULT_GRACE, report: Reporter = ignore
+) -> list[Leftover]:
+    """Return what no version needs and is older than ``grace`` seconds, by key.
+
+    Raises:
+        StoreError: The store cannot be listed.
+    """
+    now = time.time()
+    found = [*_uploads(client, now, report), *_objects(client, now)]
+    old = [item for item in found if item.age is None or item.age >= grace]
+    if len(old) < len(found):
+        message = (
+            f"{len(found) - len(old)} leftovers are younger than {grace:.0f} s and may belong to "
+            "a push under way"
+        )
+        report(Notice(severity="info", code="in-grace", message=message))
+    return sorted(old, key=lambda item: item.key)
+
+
+def remove_leftovers(client: Client, found: list[Leftover], report: Reporter = ignore) -> None:
+    """Remove leftovers; a version that got its manifest meanwhile is left alone."""
+    for item in found:
+        if item.kind is Kind.OBJECT and _has_manifest(client, item.key.split("/")[0]):
+            continue
+        if item.upload is not None and client.parts is not None:
+            client.call(client.parts.abort, item.key, item.upload)
+        else:
+            client.delete(item.key)
+        report(FileFinished(path=item.key, size_bytes=item.size))
+
+
+def _uploads(client: Client, now: float, report: Reporter) -> Iterator[Leftover]:
+    parts = client.parts
+    if parts is None:
+        return
+    try:
+        uploads = client.call(lambda: list(parts.uploads("")))
+    except StoreError as error:
+        if error.fault is not StoreFault.UNSUPPORTED:
+            raise
+        message = f"{client.store.label}: the store does not list unfinished uploads"
+        report(Notice(severity="warning", code="uploads-not-listed", message=message))
+        return
+    for upload in uploads:
+        size = sum(part.size for part in client.call(parts.parts, upload.key, upload.id))
+        yield Leftover(Kind.UPLOAD, upload.key, size, now - upload.started, upload.id)
+
+
+def _objects(client: Client, now: float) -> Iterator[Leftover]:
+    finished: dict[str, bool] = {}
+    for info in client.objects(""):
+        age = None if info.modified is None else now - info.modified
+        folder, slash, _ = info.key.partition("/")
+        if info.key.startswith(PROBE):
+            yield Leftover(Kind.PROBE, info.key, info.size, age)
+        elif slash and len(folder) == FOLDER_DIGITS and is_id(folder):
+            if folder not in finished:
+                finished[folder] = _has_manifest(client, folder)
+            if not finished[folder]:
+                yield Leftover(Kind.OBJECT, info.key, info.size, age)
+
+
+def _has_manifest(client: Client, folder: str) -> bool:
+    return client.find(f"{folder}/{MANIFEST_NAME}") is not None

@@ -1,0 +1,6 @@
+"""Fetching an artifact: chunks checked as they land, index, manifest last."""
+
+from mxconvert.transfer.pull.options import PullOptions, PullResult
+from mxconvert.transfer.pull.run import pull_artifact
+
+__all__ = ["PullOptions", "PullResult", "pull_artifact"]

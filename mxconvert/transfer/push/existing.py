@@ -1,0 +1,82 @@
+"""What the store already holds: here, and in other versions below the same URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mxconvert.digest import xxh3_128
+from mxconvert.errors import StoreError, VerificationError
+from mxconvert.remote import folder_of, is_id, read_manifest, refs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mxconvert.manifest import FileEntry, Manifest
+    from mxconvert.store import Client, ObjectInfo
+
+_FOLDER_DIGITS = 16
+_MOST_VERSIONS = 8
+
+
+def is_there(client: Client, info: ObjectInfo | None, entry: FileEntry, chunk_size: int) -> bool:
+    """Whether an object is the file that an entry describes.
+
+    By the store's CRC64-NVME or the SHA-256 noted when it was written; a store that keeps
+    neither is read back. Its ETag means nothing.
+    """
+    if info is None or info.size != entry.size:
+        return False
+    if info.crc64nvme is not None:
+        return info.crc64nvme == entry.crc64nvme
+    if info.sha256 is not None:
+        return info.sha256 == entry.sha256
+    return _reads_the_same(client, info, entry, chunk_size)
+
+
+def _reads_the_same(client: Client, info: ObjectInfo, entry: FileEntry, chunk_size: int) -> bool:
+    for index, chunk in enumerate(entry.chunks):
+        begin = index * chunk_size
+        hasher = xxh3_128()
+        end = min(begin + chunk_size, entry.size)
+        for piece in client.pieces(info.key, begin, end, info.etag):
+            hasher.update(piece)
+        if hasher.hexdigest() != chunk.xxh3_128:
+            return False
+    return True
+
+
+def copies(client: Client, manifest: Manifest, own_folder: str) -> dict[str, str]:
+    """Return keys in other versions below the URL, by the SHA-256 of their content.
+
+    Only content that ``manifest`` asks for is listed. What cannot be listed or read is
+    left out: a copy saves time, nothing depends on it.
+    """
+    wanted = {(entry.sha256, entry.size) for entry in manifest.files if entry.size}
+    found: dict[str, str] = {}
+    for folder in _other_versions(client, own_folder):
+        try:
+            other = read_manifest(client, folder)
+        except (StoreError, VerificationError):
+            continue
+        for entry in other.manifest.files if other else ():
+            if other is not None and (entry.sha256, entry.size) in wanted:
+                found.setdefault(entry.sha256, other.key(entry.path))
+    return found
+
+
+def _other_versions(client: Client, own_folder: str) -> list[str]:
+    """Return folders of versions, those with a tag first, at most `_MOST_VERSIONS`."""
+    try:
+        names = dict.fromkeys((*_tagged(client), *_listed(client)))
+    except (StoreError, VerificationError):
+        return []
+    names.pop(own_folder, None)
+    return list(names)[:_MOST_VERSIONS]
+
+
+def _tagged(client: Client) -> Iterator[str]:
+    yield from (folder_of(ref.id) for ref in refs_of(client))
+
+
+def _listed(client: Client) -> Iterator[str]:
+    yield from (name for name in client.folders() if len(name) == _FOLDER_DIGITS and is_id(name))

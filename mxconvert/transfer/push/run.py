@@ -1,0 +1,181 @@
+"""`push_artifact`: from a folder to a version that readers see whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mxconvert import failpoints
+from mxconvert.errors import StoreError, StoreFault, UsageError
+from mxconvert.events import Notice, Started, ignore
+from mxconvert.manifest import MANIFEST_NAME
+from mxconvert.model import FileRole
+from mxconvert.remote import folder_of, honours_conditions, move_ref, read_manifest, ref_key
+from mxconvert.remote.layout import LATEST
+from mxconvert.transfer.crew import Crew
+from mxconvert.transfer.local import open_artifact
+from mxconvert.transfer.parts import plan_parts
+from mxconvert.transfer.push.existing import copies
+from mxconvert.transfer.push.options import Outcome, PushOptions, PushResult, Tally
+from mxconvert.transfer.push.upload import FilePush, PushContext
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mxconvert.events import Reporter
+    from mxconvert.manifest import FileEntry
+    from mxconvert.store import Client, PartLimits
+    from mxconvert.transfer.local import LocalArtifact
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file of a push that was not begun: its path, size, and how it would be cut."""
+
+    path: str
+    size: int
+    part_size: int
+    parts: int
+
+
+def plan_push(
+    artifact: LocalArtifact, limits: PartLimits | None, part_size: int | None
+) -> list[PlannedFile]:
+    """Return what would be sent to an empty store, without a request.
+
+    Raises:
+        UsageError: A file is too large for the store.
+    """
+    planned = []
+    for entry in artifact.manifest.files:
+        if limits is None:
+            planned.append(PlannedFile(entry.path, entry.size, entry.size, 1))
+            continue
+        plan = plan_parts(
+            entry.size, chunk_size=artifact.manifest.chunk_size, limits=limits, asked=part_size
+        )
+        planned.append(PlannedFile(entry.path, entry.size, plan.part_size, plan.count))
+    return planned
+
+
+def push_artifact(
+    root: Path, client: Client, options: PushOptions, report: Reporter = ignore
+) -> PushResult:
+    """Publish the artifact in a folder.
+
+    Every byte is compared with the manifest while it is read. Index and manifest are
+    written last, tags after them. A push that was stopped leaves uploads that the next
+    one continues, and no manifest.
+
+    Raises:
+        UsageError: Not an artifact, or the URL holds another one (``flat``).
+        VerificationError: The folder does not hold what its manifest lists.
+        StoreError: The store, after retries.
+        LocalError: The folder cannot be read.
+        Interrupted: A signal came.
+    """
+    artifact = open_artifact(root)
+    _warn_of_parts(artifact, client, options, report)
+    folder = "" if options.flat else folder_of(artifact.id)
+    if options.flat:
+        _refuse_other(client, artifact)
+    tags = _usable_tags(client, options, report)
+    context = PushContext(
+        client=client,
+        artifact=artifact,
+        folder=folder,
+        part_size=options.part_size,
+        copies=copies(client, artifact.manifest, folder) if options.reuse else {},
+        report=report,
+        tally=Tally(),
+    )
+    manifest = artifact.manifest
+    report(
+        Started(
+            what="push",
+            total_bytes=manifest.totals.file_bytes,
+            total_files=len(manifest.files),
+        )
+    )
+    payload = [entry for entry in manifest.files if entry.role is not FileRole.INDEX]
+    _send(context, sorted(payload, key=lambda entry: -entry.size))
+    failpoints.hit("push.before-index")
+    _send(context, [entry for entry in manifest.files if entry.role is FileRole.INDEX])
+    failpoints.hit("push.before-manifest")
+    client.put(context.key(MANIFEST_NAME), artifact.data)
+    failpoints.hit("push.before-tags")
+    for tag in tags:
+        move_ref(client, tag, artifact.id)
+    return _result(context, tags)
+
+
+def _send(context: PushContext, entries: list[FileEntry]) -> None:
+    tasks = (FilePush(context, entry).begin for entry in entries)
+    Crew(context.client.options.jobs, context.client).run(tasks)
+
+
+def _refuse_other(client: Client, artifact: LocalArtifact) -> None:
+    there = read_manifest(client, "")
+    if there is not None and there.id != artifact.id:
+        raise UsageError(
+            f"{client.store.label}: holds another artifact: {there.id}, to be pushed is "
+            f"{artifact.id}",
+            hint="push without --flat, or choose another URL",
+            code="occupied",
+        )
+
+
+def _usable_tags(client: Client, options: PushOptions, report: Reporter) -> tuple[str, ...]:
+    """Return the tags to move; find out first whether the store can move them safely."""
+    wanted = list(dict.fromkeys(options.tags))
+    if options.latest and not options.flat and LATEST not in wanted:
+        wanted.append(LATEST)
+    for tag in wanted:
+        ref_key(tag)
+    if not wanted or honours_conditions(client):
+        return tuple(wanted)
+    what = f"{client.store.label}: the store does not honour conditional writes"
+    if options.tags:
+        raise StoreError(
+            StoreFault.UNSUPPORTED,
+            f"{what}: tags cannot be moved safely",
+            hint="push without --tag and pull by URL@ID",
+        )
+    message = f"{what}: the tag {LATEST!r} is not moved; pull by URL@ID"
+    report(Notice(severity="warning", code="no-tags", message=message))
+    return ()
+
+
+def _warn_of_parts(
+    artifact: LocalArtifact, client: Client, options: PushOptions, report: Reporter
+) -> None:
+    """Refuse what is too large before anything is sent; say where parts had to grow."""
+    if client.parts is None:
+        return
+    planned = plan_push(artifact, client.parts.limits, options.part_size)
+    largest = max((file.part_size for file in planned), default=0)
+    if options.part_size is not None and largest > options.part_size:
+        message = (
+            f"parts of up to {largest} bytes instead of {options.part_size}: they are multiples "
+            f"of {artifact.manifest.chunk_size}, and an object has at most "
+            f"{client.parts.limits.count}"
+        )
+        report(Notice(severity="info", code="part-size-raised", message=message))
+
+
+def _result(context: PushContext, tags: tuple[str, ...]) -> PushResult:
+    manifest, tally = context.artifact.manifest, context.tally
+    label = context.client.store.url(context.folder).rstrip("/")
+    return PushResult(
+        artifact=context.artifact.id,
+        url=label,
+        files=len(manifest.files) + 1,
+        bytes=manifest.totals.file_bytes + len(context.artifact.data),
+        sent_files=tally.files[Outcome.SENT] + 1,
+        sent_bytes=tally.bytes[Outcome.SENT] - tally.resumed_bytes + len(context.artifact.data),
+        copied_files=tally.files[Outcome.COPIED],
+        copied_bytes=tally.bytes[Outcome.COPIED],
+        present_files=tally.files[Outcome.PRESENT],
+        present_bytes=tally.bytes[Outcome.PRESENT],
+        tags=tags,
+    )

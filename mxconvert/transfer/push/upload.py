@@ -1,0 +1,284 @@
+"""One file on its way to the store."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mxconvert import failpoints
+from mxconvert.errors import StoreError, StoreFault
+from mxconvert.events import Advanced, FileFinished
+from mxconvert.store import Identity
+from mxconvert.transfer.local import FileRange
+from mxconvert.transfer.parts import PartPlan, crc_of, plan_parts
+from mxconvert.transfer.push.existing import is_there
+from mxconvert.transfer.push.options import Outcome, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mxconvert.events import Reporter
+    from mxconvert.manifest import FileEntry
+    from mxconvert.store import Client, Part, PartStore, Upload
+    from mxconvert.transfer.crew import Task
+    from mxconvert.transfer.local import LocalArtifact
+
+_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PushContext:
+    """What all files of a push share.
+
+    Attributes:
+        client: At the URL.
+        artifact: What is pushed.
+        folder: Where, below the URL; empty for the URL itself.
+        part_size: Bytes of a part that the user asks for.
+        copies: Keys of other versions by SHA-256.
+        report: Told about progress.
+        tally: Counts what was done.
+    """
+
+    client: Client
+    artifact: LocalArtifact
+    folder: str
+    part_size: int | None
+    copies: Mapping[str, str]
+    report: Reporter
+    tally: Tally
+
+    @property
+    def chunk_size(self) -> int:
+        """Bytes of a digest chunk."""
+        return self.artifact.manifest.chunk_size
+
+    def key(self, path: str) -> str:
+        """Return the key of a file."""
+        return f"{self.folder}/{path}" if self.folder else path
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The state of one multipart upload."""
+
+    upload: str
+    plan: PartPlan
+    done: dict[int, Part] = field(default_factory=dict)
+    resumed: int = 0
+
+
+class FilePush:
+    """Brings one file to the store; its methods are tasks, see `Crew`."""
+
+    def __init__(self, context: PushContext, entry: FileEntry) -> None:
+        self._context = context
+        self._entry = entry
+        self._key = context.key(entry.path)
+        self._identity = Identity(entry.size, entry.sha256, entry.crc64nvme)
+        self._lock = threading.Lock()
+        self._state: _Progress | None = None
+        self._restarts = 0
+        self._advanced = 0
+
+    def begin(self) -> Iterable[Task]:
+        """Find out what is missing and return the tasks that send it."""
+        client = self._context.client
+        info = client.find(self._key)
+        if is_there(client, info, self._entry, self._context.chunk_size):
+            return self._finished(Outcome.PRESENT)
+        if self._copy():
+            return self._finished(Outcome.COPIED)
+        plan = self._plan()
+        if plan is None or plan.count == 1:
+            self._send_whole()
+            return self._finished(Outcome.SENT)
+        return self._begin_parts(plan)
+
+    def _plan(self) -> PartPlan | None:
+        parts = self._context.client.parts
+        if parts is None:
+            return None
+        return plan_parts(
+            self._entry.size,
+            chunk_size=self._context.chunk_size,
+            limits=parts.limits,
+            asked=self._context.part_size,
+        )
+
+    # ------------------------------------------------------------------- in one request
+
+    def _copy(self) -> bool:
+        """Copy the file from another version; whether that worked."""
+        source = self._context.copies.get(self._entry.sha256)
+        if source is None:
+            return False
+        try:
+            self._context.client.copy(source, self._key, self._identity)
+            self._confirm()
+        except StoreError as error:
+            if error.fault in (StoreFault.NO_CREDENTIALS, StoreFault.NO_BUCKET):
+                raise
+            return False
+        return True
+
+    def _send_whole(self) -> None:
+        client, entry = self._context.client, self._entry
+        client.take_rate(entry.size)
+        with self._context.artifact.open(entry) as fd:
+            body = FileRange(fd, entry, 0, entry.size, self._context.chunk_size)
+            client.call(lambda: client.store.upload(self._key, body.pieces(), self._identity))
+        client.moved(bytes_out=entry.size)
+        self._confirm()
+
+    # ------------------------------------------------------------------------- in parts
+
+    @property
+    def _parts(self) -> PartStore:
+        parts = self._context.client.parts
+        assert parts is not None  # noqa: S101  (`_plan` has asked)
+        return parts
+
+    def _begin_parts(self, plan: PartPlan) -> Iterable[Task]:
+        found = self._continued(plan)
+        if found is None:
+            client = self._context.client
+            upload = client.call(self._parts.begin_upload, self._key, self._identity)
+            found = _Progress(upload, plan)
+            failpoints.hit("push.upload-begun")
+        self._state = found
+        self._advance(found.resumed)
+        missing = [n for n in range(1, plan.count + 1) if n not in found.done]
+        if not missing:
+            return (functools.partial(self._complete, found),)
+        return [functools.partial(self._send_part, found, number) for number in missing]
+
+    def _continued(self, plan: PartPlan) -> _Progress | None:
+        """Return the upload that a killed run has left furthest, ``None`` if there is none."""
+        client = self._context.client
+        try:
+            left = client.call(lambda: list(self._parts.uploads(self._key)))
+        except StoreError as error:
+            if error.fault in (StoreFault.UNSUPPORTED, StoreFault.DENIED, StoreFault.MISSING):
+                return None
+            raise
+        found = [self._resumed(upload, plan) for upload in left if upload.key == self._key]
+        return max(found, key=lambda state: state.resumed, default=None)
+
+    def _resumed(self, upload: Upload, plan: PartPlan) -> _Progress:
+        state = _Progress(upload.id, plan)
+        client = self._context.client
+        try:
+            parts = client.call(self._parts.parts, upload.key, upload.id)
+        except StoreError as error:
+            if error.fault is not StoreFault.MISSING:
+                raise
+            return state
+        for part in parts:
+            if part.number <= plan.count and self._is_right(part, plan):
+                state.done[part.number] = part
+                state.resumed += part.size
+        return state
+
+    def _is_right(self, part: Part, plan: PartPlan) -> bool:
+        """Whether a part is what it should be; without a checksum nobody knows."""
+        begin, end = plan.range(part.number)
+        expected = crc_of(self._entry, begin, end, self._context.chunk_size)
+        return part.size == end - begin and part.crc64nvme == expected
+
+    def _send_part(self, state: _Progress, number: int) -> Iterable[Task]:
+        if self._state is not state:  # the upload vanished, another one has begun
+            return ()
+        begin, end = state.plan.range(number)
+        crc = crc_of(self._entry, begin, end, self._context.chunk_size)
+        client = self._context.client
+        client.take_rate(end - begin)
+        with self._context.artifact.open(self._entry) as fd:
+            body = FileRange(fd, self._entry, begin, end, self._context.chunk_size)
+
+            def attempt() -> Part:
+                body.seek(0)
+                try:
+                    part = self._parts.upload_part(self._key, state.upload, number, body, crc)
+                except StoreError as error:
+                    if error.fault is StoreFault.CORRUPT:
+                        body.check()  # was it our disk?
+                    raise
+                body.check()
+                return part
+
+            try:
+                part = client.call(attempt)
+            except StoreError as error:
+                return self._restart(state, error)
+        client.moved(bytes_out=end - begin)
+        failpoints.hit("push.part-sent")
+        self._advance(end - begin)
+        with self._lock:
+            state.done[number] = part
+            is_last = len(state.done) == state.plan.count
+        return (functools.partial(self._complete, state),) if is_last else ()
+
+    def _complete(self, state: _Progress) -> Iterable[Task]:
+        failpoints.hit("push.before-complete")
+        parts = [state.done[number] for number in sorted(state.done)]
+        client = self._context.client
+        try:
+            client.call(self._parts.complete, self._key, state.upload, parts, self._identity)
+        except StoreError as error:
+            return self._restart(state, error)
+        self._confirm()
+        return self._finished(Outcome.SENT, state.resumed)
+
+    def _restart(self, state: _Progress, error: StoreError) -> Iterable[Task]:
+        """Begin anew when the upload is gone: completed by another push, or dropped."""
+        if error.fault is not StoreFault.MISSING:
+            raise error
+        with self._lock:
+            if self._state is not state:
+                return ()
+            self._restarts += 1
+            if self._restarts > _RESTARTS:
+                raise error
+            self._state = None
+        self._advance(-self._advanced)
+        return (self.begin,)
+
+    # ---------------------------------------------------------------------------- the end
+
+    def _confirm(self) -> None:
+        """Compare what the store says it holds with what it should.
+
+        Raises:
+            StoreError: Size or checksum differ.
+        """
+        info = self._context.client.head(self._key)
+        where = self._context.client.store.url(self._key)
+        if info.size != self._entry.size:
+            raise StoreError(
+                StoreFault.CORRUPT,
+                f"{where}: the store holds {info.size} bytes, expected {self._entry.size}",
+                hint="run the same command again",
+            )
+        if info.crc64nvme not in (None, self._entry.crc64nvme):
+            raise StoreError(
+                StoreFault.CORRUPT,
+                f"{where}: CRC64-NVME at the store: expected {self._entry.crc64nvme}, found "
+                f"{info.crc64nvme}",
+                hint="run the same command again",
+            )
+
+    def _advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._advanced += num_bytes
+        if num_bytes:
+            self._context.report(Advanced(num_bytes=num_bytes))
+
+    def _finished(self, outcome: Outcome, resumed: int = 0) -> Iterable[Task]:
+        self._advance(self._entry.size - self._advanced)
+        self._context.tally.add(outcome, self._entry.size, resumed)
+        self._context.report(FileFinished(path=self._entry.path, size_bytes=self._entry.size))
+        failpoints.hit("push.file-finished")
+        return ()
