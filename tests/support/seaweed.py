@@ -76,12 +76,8 @@ class S3Server:
             config: Arguments of ``botocore.config.Config``.
         """
         from botocore.config import Config
-        from botocore.session import Session
 
-        session = Session()
-        session.set_config_variable("config_file", os.devnull)
-        session.set_config_variable("credentials_file", os.devnull)
-        client = session.create_client(
+        client = self._session.create_client(
             "s3",
             endpoint_url=endpoint or self.endpoint,
             region_name=self.region,
@@ -100,6 +96,15 @@ class S3Server:
         )
         self._clients.append(client)
         return client
+
+    @cached_property
+    def _session(self) -> Any:
+        from botocore.session import Session
+
+        session = Session()
+        session.set_config_variable("config_file", os.devnull)
+        session.set_config_variable("credentials_file", os.devnull)
+        return session
 
     @cached_property
     def _client(self) -> Any:

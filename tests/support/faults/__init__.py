@@ -17,6 +17,13 @@ client's Host goes through unchanged. Nothing is disturbed before a rule is adde
   added, up to one that answers itself.
 * `actions`: transport. `Respond`, `HangUp`, `LoseAnswer`, `NeverAnswer`, `CutBody`, `CutUpload`,
   `Stall`, `Flip`, `FlipUpload`, `Delay`, `Call`, `SetHeaders`.
+* `dialect`: S3's errors (`slow_down`, `expired_token`, `moved`, ...) and differences of services:
+  `StripChecksums`, `WholeChecksum`, `IgnoreRange`, `IgnoreConditions`,
+  `ChangeETag`, `Anonymous`; ``where=conditional`` or ``where=with_checksum`` picks requests.
+* `listing`: `PageSize`, `EmptyPage`, `StrangeTokens`, `HideKeys`, for ``"ListObjectsV2"``.
+* `listeners`: `SilentListener` (no TLS handshake ever), `closed_endpoint`.
+* An action of your own derives from `Action`; `Call` is often enough.
+* ``proxy.trusted.add("OTHERKEY")``: take requests signed with a key the server does not know.
 * ``proxy.log`` holds a `Record` of each request; ``proxy.requests/sent/received`` filter it.
 * ``proxy.latency`` (seconds for each request) and ``proxy.rate`` (bytes/s) may be set any time.
 """
@@ -35,32 +42,88 @@ from tests.support.faults.actions import (
     SetHeaders,
     Stall,
 )
+from tests.support.faults.dialect import (
+    Anonymous,
+    ChangeETag,
+    IgnoreConditions,
+    IgnoreRange,
+    StripChecksums,
+    WholeChecksum,
+    access_denied,
+    conditional,
+    etag_base64,
+    etag_none,
+    etag_of_parts,
+    etag_random,
+    expired_token,
+    illegal_location,
+    internal_error,
+    invalid_range,
+    malformed_authorization,
+    moved,
+    no_checksums,
+    not_implemented,
+    skewed_clock,
+    slow_down,
+    with_checksum,
+)
 from tests.support.faults.exchange import Exchange, Record
+from tests.support.faults.listeners import SilentListener, closed_endpoint
+from tests.support.faults.listing import EmptyPage, HideKeys, PageSize, StrangeTokens
 from tests.support.faults.proxy import FaultProxy
 from tests.support.faults.rules import Action, Cut, Rule, operation
 from tests.support.faults.wire import Headers, Request, Response
 
 __all__ = [
     "Action",
+    "Anonymous",
     "Call",
+    "ChangeETag",
     "Cut",
     "CutBody",
     "CutUpload",
     "Delay",
+    "EmptyPage",
     "Exchange",
     "FaultProxy",
     "Flip",
     "FlipUpload",
     "HangUp",
     "Headers",
+    "HideKeys",
+    "IgnoreConditions",
+    "IgnoreRange",
     "LoseAnswer",
     "NeverAnswer",
+    "PageSize",
     "Record",
     "Request",
     "Respond",
     "Response",
     "Rule",
     "SetHeaders",
+    "SilentListener",
     "Stall",
+    "StrangeTokens",
+    "StripChecksums",
+    "WholeChecksum",
+    "access_denied",
+    "closed_endpoint",
+    "conditional",
+    "etag_base64",
+    "etag_none",
+    "etag_of_parts",
+    "etag_random",
+    "expired_token",
+    "illegal_location",
+    "internal_error",
+    "invalid_range",
+    "malformed_authorization",
+    "moved",
+    "no_checksums",
+    "not_implemented",
     "operation",
+    "skewed_clock",
+    "slow_down",
+    "with_checksum",
 ]

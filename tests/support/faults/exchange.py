@@ -13,7 +13,7 @@ from tests.support.faults.wire import Headers, Request, Stream
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tests.support.faults.proxy import FaultProxy
 
@@ -94,6 +94,22 @@ class Exchange:
             connection=request.connection,
             began=time.monotonic(),
         )
+
+    def change(
+        self,
+        *,
+        remove: Iterable[str] = (),
+        set: Mapping[str, str] | None = None,  # noqa: A002
+        query: dict[str, str] | None = None,
+    ) -> None:
+        """Change header fields or the query; the signature is made anew, if there was one."""
+        headers = self.request.headers
+        if query is not None:
+            self.request.set_query(query)
+        headers.remove_field(*remove)
+        for name, value in (set or {}).items():
+            headers.set(name, value)
+        self.changed = self.changed or self.request.access_key is not None
 
     @property
     def expects(self) -> bool:
