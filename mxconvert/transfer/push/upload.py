@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from mxconvert.transfer.local import LocalArtifact
 
 _RESTARTS = 3
+_MD5 = re.compile(r'"?[0-9a-fA-F]{32}"?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,13 @@ class _Progress:
     upload: str
     plan: PartPlan
     done: dict[int, Part] = field(default_factory=dict)
+    unproven: dict[int, Part] = field(default_factory=dict)
     resumed: int = 0
+
+    @property
+    def promise(self) -> int:
+        """Bytes that may not have to be sent again."""
+        return sum(part.size for part in (*self.done.values(), *self.unproven.values()))
 
 
 class FilePush:
@@ -153,7 +162,12 @@ class FilePush:
         missing = [n for n in range(1, plan.count + 1) if n not in found.done]
         if not missing:
             return (functools.partial(self._complete, found),)
-        return [functools.partial(self._send_part, found, number) for number in missing]
+        return [
+            functools.partial(
+                self._check_part if number in found.unproven else self._send_part, found, number
+            )
+            for number in missing
+        ]
 
     def _continued(self, plan: PartPlan) -> _Progress | None:
         """Return the upload that a killed run has left furthest, ``None`` if there is none."""
@@ -165,7 +179,7 @@ class FilePush:
                 return None
             raise
         found = [self._resumed(upload, plan) for upload in left if upload.key == self._key]
-        return max(found, key=lambda state: state.resumed, default=None)
+        return max(found, key=lambda state: state.promise, default=None)
 
     def _resumed(self, upload: Upload, plan: PartPlan) -> _Progress:
         state = _Progress(upload.id, plan)
@@ -177,16 +191,41 @@ class FilePush:
                 raise
             return state
         for part in parts:
-            if part.number <= plan.count and self._is_right(part, plan):
+            begin, end = plan.range(part.number)
+            if part.number > plan.count or part.size != end - begin:
+                continue
+            if part.crc64nvme == crc_of(self._entry, begin, end, self._context.chunk_size):
                 state.done[part.number] = part
                 state.resumed += part.size
+            elif part.crc64nvme is None and _MD5.fullmatch(part.etag):
+                state.unproven[part.number] = part
         return state
 
-    def _is_right(self, part: Part, plan: PartPlan) -> bool:
-        """Whether a part is what it should be; without a checksum nobody knows."""
-        begin, end = plan.range(part.number)
-        expected = crc_of(self._entry, begin, end, self._context.chunk_size)
-        return part.size == end - begin and part.crc64nvme == expected
+    def _check_part(self, state: _Progress, number: int) -> Iterable[Task]:
+        """Keep a part of an earlier run if its tag is the MD5 of the file's bytes.
+
+        Many stores list no checksum of parts; the tag of a part is its MD5 unless the
+        object is encrypted with a key of the user's, and then the part is sent again.
+        """
+        part = state.unproven[number]
+        begin, end = state.plan.range(number)
+        found = hashlib.md5(usedforsecurity=False)
+        with self._context.artifact.open(self._entry) as fd:
+            body = FileRange(fd, self._entry, begin, end, self._context.chunk_size)
+            for piece in body.pieces():
+                found.update(piece)
+        if found.hexdigest() != part.etag.strip('"').lower():
+            return self._send_part(state, number)
+        with self._lock:
+            state.resumed += part.size
+        return self._note_part(state, part)
+
+    def _note_part(self, state: _Progress, part: Part) -> Iterable[Task]:
+        self._advance(part.size)
+        with self._lock:
+            state.done[part.number] = part
+            is_last = len(state.done) == state.plan.count
+        return (functools.partial(self._complete, state),) if is_last else ()
 
     def _send_part(self, state: _Progress, number: int) -> Iterable[Task]:
         if self._state is not state:  # the upload vanished, another one has begun
@@ -215,11 +254,7 @@ class FilePush:
                 return self._restart(state, error)
         client.moved(bytes_out=end - begin)
         failpoints.hit("push.part-sent")
-        self._advance(end - begin)
-        with self._lock:
-            state.done[number] = part
-            is_last = len(state.done) == state.plan.count
-        return (functools.partial(self._complete, state),) if is_last else ()
+        return self._note_part(state, part)
 
     def _complete(self, state: _Progress) -> Iterable[Task]:
         failpoints.hit("push.before-complete")
