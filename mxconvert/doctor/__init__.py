@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.doctor import environment, machine, software
+from mxconvert.doctor.endpoint import EndpointReport, examine_endpoint
 from mxconvert.doctor.folder import FolderReport, examine
 from mxconvert.errors import MissingExtraError
 from mxconvert.pipeline.slots import usable_cores
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from mxconvert.doctor.software import Extra
 
-__all__ = ["Diagnosis", "FolderReport", "diagnose"]
+__all__ = ["Diagnosis", "EndpointReport", "FolderReport", "diagnose", "examine_endpoint"]
 
 SCHEMA_VERSION = 1
 
@@ -36,6 +37,7 @@ class Diagnosis:
         extras: Optional sets of packages.
         folder: The folder asked for, if any.
         environment: What may be shown of each variable.
+        endpoint: The store asked for, if any.
     """
 
     versions: dict[str, str | None]
@@ -45,6 +47,7 @@ class Diagnosis:
     extras: tuple[Extra, ...]
     folder: FolderReport | None
     environment: dict[str, str]
+    endpoint: EndpointReport | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that ``doctor --json`` prints."""
@@ -60,7 +63,20 @@ class Diagnosis:
             ],
             "folder": asdict(self.folder) if self.folder else None,
             "environment": self.environment,
+            "store": _store_json(self.endpoint) if self.endpoint else None,
         }
+
+
+def _store_json(found: EndpointReport) -> dict[str, Any]:
+    return {
+        "url": found.label,
+        "abilities": found.abilities,
+        "details": found.details,
+        "consequences": found.consequences,
+        "obstacle": found.obstacle.message if found.obstacle else None,
+        "put_seconds": found.put_seconds,
+        "get_seconds": found.get_seconds,
+    }
 
 
 def diagnose(folder: Path | None = None, backend: str = "auto") -> Diagnosis:
