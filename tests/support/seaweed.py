@@ -11,6 +11,12 @@ it ends with the run, also when that is killed (`seaweed_guard`). Use the fixtur
 
 ``bucket`` is fresh for each test; its first object costs 0.2 s. `faults` puts a proxy that
 logs and disturbs in front of it.
+
+It checks signatures, payload hashes, MD5 and every kind of checksum (of parts and whole too),
+conditions on PUT, GET, DELETE, copy and completion, and the size, order and ETags of parts. It
+differs from Amazon's: it reads a body that it refuses (Expect gains nothing); ListParts,
+GetObjectAttributes and ranged GETs give no checksum; MpuObjectSize is ignored; aborting twice
+succeeds; ``a//b`` becomes ``a/b`` and ``..`` is refused; any region is taken.
 """
 
 from __future__ import annotations
