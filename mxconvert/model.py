@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -21,17 +21,23 @@ PACKED_SUFFIX = ".weight_packed"
 SCALE_SUFFIX = ".weight_scale"
 
 
+Selection: TypeAlias = "Sequence[tuple[int, int, int]]"
+"""Per dimension ``(start, stop, step)``, as `range` takes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One stored tensor.
+    """One stored tensor, or a part of one that is treated as a tensor.
 
     Attributes:
-        name: Its name in the file.
+        name: Its name in the file, or what the part is called in the output.
         dtype: The safetensors dtype string, for example ``BF16``.
         shape: Dimensions, row-major; ``()`` is a scalar.
         file: The file's path relative to the checkpoint folder, POSIX form.
         offset: Where its first byte lies in that file, counted from the file's start.
-        size: Bytes.
+        size: Bytes that it has, whatever lies between them.
+        view: Which part of which stored tensor it is; ``None`` for a whole one.
+        scale: What its elements are multiplied by; ``None`` unless they are scaled FP8.
     """
 
     name: str
@@ -40,6 +46,54 @@ class TensorInfo:
     file: str
     offset: int
     size: int
+    view: View | None = None
+    scale: BlockScale | None = None
+
+    @property
+    def stored(self) -> TensorInfo:
+        """The stored tensor that it is, or is a part of."""
+        return self if self.view is None else self.view.stored
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which part of a stored tensor, and how to read it; see `mxconvert.views`.
+
+    The part is read as ``rows`` runs, ``pitch`` bytes from one to the next, of ``columns``
+    elements that lie ``step`` elements apart.
+
+    Attributes:
+        stored: The stored tensor.
+        selection: Per stored dimension ``(start, stop, step)``.
+        axes: ``(1, 0)`` if the output is transposed, else ``None``.
+        rows: Runs of elements.
+        pitch: Bytes from the begin of a run to that of the next.
+        columns: Elements of a run.
+        step: Stored elements from one element of a run to the next.
+    """
+
+    stored: TensorInfo
+    selection: tuple[tuple[int, int, int], ...]
+    axes: tuple[int, ...] | None
+    rows: int
+    pitch: int
+    columns: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScale:
+    """The scales of an FP8 weight: one for each block of rows and columns.
+
+    Attributes:
+        tensor: The stored scales, ``[ceil(N / rows), ceil(K / columns)]`` elements.
+        rows: Rows of the weight that share a scale.
+        columns: Columns that do.
+    """
+
+    tensor: TensorInfo
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +197,7 @@ class Action(StrEnum):
 
     COPY = "copy"
     QUANTIZE = "quantize"
+    DEQUANTIZE = "dequantize"
 
 
 class FileRole(StrEnum):
@@ -195,7 +250,8 @@ class Item:
     """One source tensor and the output tensors made from it, adjacent in the file.
 
     ``COPY`` makes one output with the same bytes; ``QUANTIZE`` makes the packed codes
-    (U8 ``[N, K/2]``, low nibble = even element) and then the scales (U8 ``[N, K/32]``).
+    (U8 ``[N, K/2]``, low nibble = even element) and then the scales (U8 ``[N, K/32]``);
+    ``DEQUANTIZE`` makes BF16 of scaled FP8.
 
     Attributes:
         action: What happens to the source tensor.
@@ -218,6 +274,9 @@ class Item:
         if self.action is Action.COPY:
             end = begin + source.size
             return (OutputTensor(source.name, source.dtype, source.shape, begin, end),)
+        if self.action is Action.DEQUANTIZE:
+            end = begin + output_size(source, self.action)
+            return (OutputTensor(source.name, "BF16", source.shape, begin, end),)
         rows, columns = source.shape
         packed, scale = quantized_names(source.name)
         middle = begin + rows * columns // 2
@@ -230,12 +289,23 @@ class Item:
     @property
     def num_outputs(self) -> int:
         """How many output tensors there are."""
-        return 1 if self.action is Action.COPY else 2
+        return 2 if self.action is Action.QUANTIZE else 1
 
     @property
     def size(self) -> int:
         """Bytes of the output tensors together."""
         return output_size(self.source, self.action)
+
+    @property
+    def source_tensors(self) -> tuple[TensorInfo, ...]:
+        """What is read for it: the tensor, and its scales if it has any."""
+        scale = self.source.scale
+        return (self.source, scale.tensor) if scale else (self.source,)
+
+    @property
+    def source_size(self) -> int:
+        """Bytes that are read for it."""
+        return sum(tensor.size for tensor in self.source_tensors)
 
 
 def quantized_names(name: str) -> tuple[str, str]:
@@ -248,6 +318,8 @@ def output_size(source: TensorInfo, action: Action) -> int:
     """Return the bytes that a source tensor becomes."""
     if action is Action.COPY:
         return source.size
+    if action is Action.DEQUANTIZE:
+        return 2 * source.size
     rows, columns = source.shape
     return rows * columns // 2 + rows * columns // BLOCK_SIZE
 
@@ -284,7 +356,7 @@ class OutputFile:
     @property
     def source_size(self) -> int:
         """Bytes of source tensors that this file is made from."""
-        return sum(item.source.size for item in self.items)
+        return sum(item.source_size for item in self.items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,8 +379,9 @@ class Plan:
         files: Weight files, in the order in which they are made.
         ignore: Entries of the written config's ``ignore`` list.
         quantized: Totals of what becomes MXFP4.
-        copied: Totals of what keeps its bytes.
+        copied: Totals of what keeps its values.
         notices: ``(code, message)`` of decisions the user should know.
+        dropped: Stored tensors that the output has no use for, and why.
     """
 
     options: Options
@@ -319,6 +392,7 @@ class Plan:
     quantized: Totals
     copied: Totals
     notices: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[Skipped, ...] = ()
 
     @property
     def weight_map(self) -> dict[str, str]:

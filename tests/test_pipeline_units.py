@@ -23,7 +23,7 @@ from mxconvert.pipeline.pieces import (
     MIN_PIECE_SIZE,
     PIECE_SIZE,
     cut_file,
-    largest_scales,
+    largest_held,
     output_capacity,
 )
 from mxconvert.pipeline.slots import Budget, plan_budget
@@ -201,8 +201,8 @@ def test_pieces_fit_their_buffers(
 
 def test_scales_of_cut_tensors_are_counted() -> None:
     file = _file([(Action.QUANTIZE, "BF16", (64, 4096)), (Action.QUANTIZE, "BF16", (32, 1024))])
-    assert largest_scales(file, 4096) == 64 * 4096 // 32
-    assert largest_scales(file, PIECE_SIZE) == 0
+    assert largest_held(file, 4096) == 64 * 4096 // 32
+    assert largest_held(file, PIECE_SIZE) == 0
 
 
 # --------------------------------------------------------------------------- budget
@@ -389,12 +389,12 @@ def test_unexpected_error_in_a_kernel_ends_the_run(
 def test_unexpected_error_while_dispatching_ends_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail = FailAt(5, MemoryError(), FileJob.reserve_scales)
+    fail = FailAt(5, MemoryError(), FileJob.reserve)
 
-    def reserve_scales(job: FileJob, piece: object) -> None:
+    def reserve(job: FileJob, piece: object) -> None:
         fail(job, piece)
 
-    monkeypatch.setattr(FileJob, "reserve_scales", reserve_scales)
+    monkeypatch.setattr(FileJob, "reserve", reserve)
     with pytest.raises(MemoryError):
         bench.run()
     assert bench.left == set(bench.recorded)

@@ -26,7 +26,7 @@ from mxconvert.safetensors_format import is_utf8
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from mxconvert.model import Options, OutputFile, Plan, SourceFile, Totals
+    from mxconvert.model import Item, Options, OutputFile, Plan, SourceFile, Totals
 
 GENERATOR = Generator(name="mxconvert", version=__version__)
 
@@ -127,12 +127,11 @@ def tensor_records(
     Args:
         file: The planned file.
         outputs: XXH3-128 of each output tensor, by its name.
-        sources: XXH3-128 of each source tensor, by its name in the source.
+        sources: XXH3-128 of what each was made from, by the item's name, and of scales by
+            their names in the source.
     """
     for item in file.items:
-        source = SourceRecord(
-            item.source.name, item.source.dtype, item.source.shape, sources[item.source.name]
-        )
+        made_from = tuple(_source_records(item, sources))
         for tensor in item.outputs:
             yield TensorRecord(
                 tensor.name,
@@ -144,5 +143,18 @@ def tensor_records(
                 outputs[tensor.name],
                 item.layer,
                 None if item.expert is None else (item.expert, item.expert),
-                (source,),
+                made_from,
             )
+
+
+def _source_records(item: Item, digests: Mapping[str, str]) -> Iterator[SourceRecord]:
+    for part in item.source_tensors:
+        stored, view = part.stored, part.view
+        yield SourceRecord(
+            stored.name,
+            stored.dtype,
+            stored.shape,
+            digests[part.name],
+            selection=view.selection if view else None,
+            axes=view.axes if view else None,
+        )

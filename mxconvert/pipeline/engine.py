@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mxconvert import failpoints
 from mxconvert.errors import Interrupted, LocalError, MxConvertError, SourceError
 from mxconvert.events import Advanced, FileFinished
+from mxconvert.pipeline.convert import Converter
 from mxconvert.pipeline.job import FileJob, FileResult
 from mxconvert.pipeline.slots import Slot
 
@@ -61,7 +62,7 @@ class Engine:
         self._folder = folder
         self._budget = budget
         self._reader = reader
-        self._quantizer = quantizer
+        self._converter = Converter(reader, quantizer)
         self._record = record
         self._report = report
         self._measure = measure
@@ -164,7 +165,7 @@ class Engine:
             job.all_dispatched = True
             self._finish_if_done(job)
             return None
-        job.reserve_scales(piece)
+        job.reserve(piece)
         job.outstanding += 1
         return job, piece, self._free.popleft()
 
@@ -188,7 +189,7 @@ class Engine:
         if job.error is None:
             try:
                 failpoints.hit("engine.convert")
-                job.convert(piece, slot, self._reader, self._quantizer)
+                job.convert(piece, slot, self._converter)
             except MxConvertError as error:
                 self._fail(job, error)
             except BaseException as error:  # noqa: BLE001  (see _work)
@@ -259,7 +260,8 @@ class Engine:
 
     def _publish(self, job: FileJob) -> None:
         result = job.flush()
-        self._reader.check_unchanged(sorted({item.source.file for item in job.file.items}))
+        used = {tensor.file for item in job.file.items for tensor in item.source_tensors}
+        self._reader.check_unchanged(sorted(used))
         # The record comes first: a final name without a record would be unexplained.
         failpoints.hit("engine.before-record", job.file.name)
         self._record(job.file, result)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mxconvert.digest import StreamingHash, xxh3_128
-from mxconvert.errors import SourceError
 from mxconvert.events import Notice
-from mxconvert.model import BLOCK_SIZE, Action, quantized_names
+from mxconvert.model import Action, quantized_names
+from mxconvert.pipeline.convert import scatter
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import cut_file
 from mxconvert.pipeline.statistics import FileStatistics
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from mxconvert.errors import MxConvertError
     from mxconvert.events import Reporter
     from mxconvert.model import OutputFile, TensorInfo
+    from mxconvert.pipeline.convert import Converter
     from mxconvert.pipeline.pieces import Part, Piece
     from mxconvert.pipeline.slots import Slot
-    from mxconvert.quantize import NonFinite, Quantizer
-    from mxconvert.source import SourceReader
+    from mxconvert.quantize import NonFinite
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class FileResult:
     Attributes:
         digest: Of the whole file.
         outputs: XXH3-128 of each stored tensor, by name.
-        sources: XXH3-128 of each source tensor, by its name.
+        sources: XXH3-128 of each source tensor, by the name of its item, and of scales.
         statistics: Quantization error, if it was measured; no part of the file's record.
     """
 
@@ -54,7 +54,7 @@ class _Running:
     """Digests of the tensor that is being committed."""
 
     source: StreamingHash = field(default_factory=xxh3_128)
-    packed: StreamingHash = field(default_factory=xxh3_128)
+    made: StreamingHash = field(default_factory=xxh3_128)
 
 
 class FileJob:
@@ -79,7 +79,7 @@ class FileJob:
         self._running = _Running()
         self._outputs: dict[str, str] = {}
         self._sources: dict[str, str] = {}
-        self._scales: dict[str, memoryview] = {}
+        self._held: dict[str, tuple[memoryview, memoryview]] = {}
         self._nonfinite: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
@@ -89,54 +89,68 @@ class FileJob:
             if self.error is None:
                 self.error = error
 
-    def reserve_scales(self, piece: Piece) -> None:
-        """Make room for the scales of tensors that begin in ``piece`` and end later."""
+    def reserve(self, piece: Piece) -> None:
+        """Make room for output of tensors that begin in ``piece`` and end later."""
         for part in piece.parts:
             if part.item.action is Action.QUANTIZE and part.begin == 0 and not part.last:
-                scale = part.item.outputs[1]
-                self._scales[part.item.source.name] = memoryview(bytearray(scale.end - scale.begin))
+                packed, scale = part.item.outputs
+                kept = packed.end - packed.begin if part.held else 0
+                self._held[part.item.source.name] = (
+                    memoryview(bytearray(kept)),
+                    memoryview(bytearray(scale.end - scale.begin)),
+                )
 
     # ------------------------------------------------------------------ any thread
 
-    def convert(self, piece: Piece, slot: Slot, reader: SourceReader, quantizer: Quantizer) -> None:
+    def convert(self, piece: Piece, slot: Slot, converter: Converter) -> None:
         """Read a piece and make its output in the slot.
 
         Raises:
             SourceError: The source changed, or a weight to be quantized is not finite.
         """
         for part in piece.parts:
-            source = part.item.source
             data = slot.input[part.at : part.at + part.size]
-            reader.read_into(source.file, source.offset + part.begin, data)
-            if part.item.action is Action.QUANTIZE:
-                if self._quantize(part, data, slot, quantizer):
-                    raise nonfinite_error(source, reader, quantizer, slot)
-            elif found := quantizer.scan(data, source.dtype):
-                first = part.begin // (source.size // num_elements(source.shape)) + found.first
-                with self._lock:
-                    count, earlier = self._nonfinite.get(source.name, (0, first))
-                    entry = (count + found.count, min(earlier, first))
-                    self._nonfinite[source.name] = entry
+            converter.read(part, data)
+            scale = part.item.source.scale
+            if scale is not None and part.last:
+                self._sources[scale.tensor.name] = converter.scales_digest(part.item.source)
+            if part.item.action is Action.COPY:
+                self._scan(part, data, converter)
+            elif self._make(part, data, slot, converter):
+                raise converter.nonfinite_error(part.item.source)
 
-    def _quantize(
-        self, part: Part, data: memoryview, slot: Slot, quantizer: Quantizer
-    ) -> NonFinite:
+    def _scan(self, part: Part, data: memoryview, converter: Converter) -> None:
+        found = converter.scan(part, data)
+        if found:
+            name, first = part.item.source.name, part.first_element + found.first
+            with self._lock:
+                count, earlier = self._nonfinite.get(name, (0, first))
+                self._nonfinite[name] = (count + found.count, min(earlier, first))
+
+    def _make(self, part: Part, data: memoryview, slot: Slot, converter: Converter) -> NonFinite:
+        if part.item.action is Action.DEQUANTIZE:
+            return converter.dequantize(part, data, self._widened(part, slot))
         packed, scales = self._targets(part, slot)
-        dtype = part.item.source.dtype
-        if self._statistics is None:
-            return quantizer.quantize(data, dtype, packed, scales)
-        sums = ErrorSums()
-        found = quantizer.quantize(data, dtype, packed, scales, sums=sums)
-        self._statistics.take(part, sums, packed, scales)
+        sums = ErrorSums() if self._statistics is not None else None
+        found = converter.quantize(part, data, packed, scales, sums)
+        if self._statistics is not None and sums is not None:
+            self._statistics.take(part, sums, packed, scales)
+        if part.held and not part.whole:
+            scatter(part, packed, scales, self._held[part.item.source.name])
         return found
 
+    @staticmethod
+    def _widened(part: Part, slot: Slot) -> memoryview:
+        return slot.output[part.out_at : part.out_at + 2 * part.num_elements]
+
     def _targets(self, part: Part, slot: Slot) -> tuple[memoryview, memoryview]:
+        """Return where a part's codes and scales are made."""
         middle = part.out_at + part.packed_size
         packed = slot.output[part.out_at : middle]
-        if part.whole:
+        if part.whole or part.held:
             return packed, slot.output[middle : middle + part.scales_size]
-        held = self._scales[part.item.source.name]
-        return packed, held[part.first_block : part.first_block + part.scales_size]
+        scales = self._held[part.item.source.name][1]
+        return packed, scales[part.first_block : part.first_block + part.scales_size]
 
     # ------------------------------------------------------------------ in order
 
@@ -161,18 +175,27 @@ class FileJob:
         data = slot.input[part.at : part.at + part.size]
         self._running.source.update(data)
         views = [data]
-        if part.item.action is Action.QUANTIZE:
-            packed, scales = self._targets(part, slot)
-            self._running.packed.update(packed)
-            if self._statistics is not None:
-                self._statistics.merge(part)
-            views = [packed]
-            if part.last:
-                held = self._scales.pop(part.item.source.name, scales)
-                views.append(held)
+        if part.item.action is Action.DEQUANTIZE:
+            views = [self._widened(part, slot)]
+            self._running.made.update(views[0])
+        elif part.item.action is Action.QUANTIZE:
+            views = self._commit_codes(part, slot)
         if part.last:
             self._close_tensor(part, views, report)
         return views
+
+    def _commit_codes(self, part: Part, slot: Slot) -> list[memoryview]:
+        if self._statistics is not None:
+            self._statistics.merge(part)
+        packed, scales = self._targets(part, slot)
+        views = [packed]
+        if part.last and not part.whole:
+            codes, scales = self._held.pop(part.item.source.name)
+            views = [codes] if part.held else [packed]
+        elif part.held and not part.last:
+            return []
+        self._running.made.update(views[0])
+        return [*views, scales] if part.last else views
 
     def _close_tensor(self, part: Part, views: list[memoryview], report: Reporter) -> None:
         item = part.item
@@ -184,10 +207,14 @@ class FileJob:
                 count, first = self._nonfinite.pop(item.source.name)
                 report(_nonfinite_notice(item.source, count, first))
             return
+        made = self._running.made.hexdigest()
+        if item.action is Action.DEQUANTIZE:
+            self._outputs[item.source.name] = made
+            return
         scales = xxh3_128()
         scales.update(views[-1])
         packed_name, scales_name = quantized_names(item.source.name)
-        self._outputs[packed_name] = self._running.packed.hexdigest()
+        self._outputs[packed_name] = made
         self._outputs[scales_name] = scales.hexdigest()
 
     def hash_sha256(self, views: list[memoryview]) -> None:
@@ -216,35 +243,7 @@ class FileJob:
     def discard(self) -> None:
         """Remove what was written."""
         self._writer.discard()
-        self._scales.clear()
-
-
-def nonfinite_error(
-    tensor: TensorInfo, reader: SourceReader, quantizer: Quantizer, slot: Slot
-) -> SourceError:
-    """Scan a whole tensor and say what is wrong with it.
-
-    The slot's input buffer is used for reading.
-    """
-    itemsize = tensor.size // num_elements(tensor.shape)
-    step = len(slot.input) // itemsize * itemsize
-    count, first = 0, -1
-    for begin in range(0, tensor.size, step):
-        data = slot.input[: min(step, tensor.size - begin)]
-        reader.read_into(tensor.file, tensor.offset + begin, data)
-        found = quantizer.scan(data, tensor.dtype)
-        if found and first < 0:
-            first = begin // itemsize + found.first
-        count += found.count
-    columns, total = tensor.shape[-1], num_elements(tensor.shape)
-    return SourceError(
-        f"{tensor.file}: tensor {tensor.name!r}: {count} of {total} values are NaN or "
-        f"infinite; the first is element {first} (row {first // columns}, column "
-        f"{first % columns}, block {first // BLOCK_SIZE})",
-        hint="mend the checkpoint, or keep the tensor as it is with --exclude "
-        f"'{tensor.name.removesuffix('.weight')}'; either way start over with --overwrite",
-        code="non-finite",
-    )
+        self._held.clear()
 
 
 def _nonfinite_notice(tensor: TensorInfo, count: int, first: int) -> Notice:

@@ -23,6 +23,7 @@ MIN_PIECE_SIZE = 256 * 1024
 PACKED_SHARE = 4  # a source of 16-bit elements is 4 times the size of its codes
 SCALE_SHARE = 64  # and 64 times that of its scales
 _ALIGNMENT = 64
+_FINE = 32  # units after which the output of any dtype is whole bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class Part:
 
     Attributes:
         item: What becomes of the tensor.
-        begin: First byte, counted from the tensor's start.
+        begin: First byte, counted from the tensor's start in the order of its storage.
         size: Bytes.
         at: Where they are read to in the piece's input buffer.
-        out_at: Where their output goes in the piece's output buffer (quantized parts).
+        out_at: Where their output goes in the piece's output buffer (unless copied).
         last: Whether the tensor ends here.
     """
 
@@ -51,26 +52,41 @@ class Part:
         return self.begin == 0 and self.last
 
     @property
+    def held(self) -> bool:
+        """Whether its codes wait for those of the tensor's other parts, too.
+
+        The rows of a transposed tensor's storage are its blocks' columns: no row of codes
+        is complete before all are read.
+        """
+        return is_transposed(self.item)
+
+    @property
     def packed_size(self) -> int:
         """Bytes of codes this part makes."""
-        return self._elements // 2
+        return self.num_elements // 2
 
     @property
     def scales_size(self) -> int:
         """Bytes of scales this part makes."""
-        return self._elements // BLOCK_SIZE
+        return self.num_elements // BLOCK_SIZE
 
     @property
     def first_block(self) -> int:
-        """Number of the part's first block within the tensor."""
-        return self.begin // self._itemsize // BLOCK_SIZE
+        """Number of the part's first block within the tensor, in the order of its storage."""
+        return self.first_element // BLOCK_SIZE
+
+    @property
+    def first_element(self) -> int:
+        """Number of the part's first element, in the order of its storage."""
+        return self.begin // self._itemsize
 
     @property
     def _itemsize(self) -> int:
         return DTYPE_BITS[self.item.source.dtype] // 8
 
     @property
-    def _elements(self) -> int:
+    def num_elements(self) -> int:
+        """Elements of the part."""
         return self.size // self._itemsize
 
 
@@ -81,6 +97,11 @@ class Piece:
     index: int
     parts: tuple[Part, ...]
     source_bytes: int
+
+
+def is_transposed(item: Item) -> bool:
+    """Whether an item's source is stored input dimension first."""
+    return item.source.view is not None and item.source.view.axes is not None
 
 
 def output_capacity(piece_size: int) -> int:
@@ -96,37 +117,97 @@ def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
         piece_size: Source bytes a piece may have; a multiple of 4096, so that parts
             end between blocks.
     """
+    capacity = output_capacity(piece_size)
     index, parts, used, made = 0, list[Part](), 0, 0
     for item in file.items:
-        begin = 0
+        begin, most = 0, _largest_part(item, piece_size)
         while True:
-            room = piece_size - used
             left = item.source.size - begin
+            size = min(left, most)
+            output = _output_size(item, size)
             # A tensor that fits into a piece is not cut; a larger one starts its own.
-            if left > room and used:
-                yield Piece(index, tuple(parts), sum(part.size for part in parts))
+            room = min(piece_size - used, most if used else piece_size)
+            if used and (left > room or made + output > capacity):
+                yield _piece(index, parts)
                 index, parts, used, made = index + 1, [], 0, 0
                 continue
-            size = min(left, piece_size)
-            part = Part(item, begin, size, used, made, last=size == left)
-            parts.append(part)
-            used += -(-size // _ALIGNMENT) * _ALIGNMENT
-            if item.action is Action.QUANTIZE:
-                made += part.packed_size + part.scales_size
+            parts.append(Part(item, begin, size, used, made, last=size == left))
+            used += _aligned(size)
+            made += output
             begin += size
-            if part.last:
+            if size == left:
                 break
     if parts:
-        yield Piece(index, tuple(parts), sum(part.size for part in parts))
+        yield _piece(index, parts)
 
 
-def largest_scales(file: OutputFile, piece_size: int) -> int:
-    """Return the bytes of scales kept until a cut tensor's codes are all written."""
-    return max(
-        (
-            item.outputs[1].end - item.outputs[1].begin
-            for item in file.items
-            if item.action is Action.QUANTIZE and item.source.size > piece_size
-        ),
-        default=0,
-    )
+def _piece(index: int, parts: list[Part]) -> Piece:
+    return Piece(index, tuple(parts), sum(part.size for part in parts))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _output_size(item: Item, size: int) -> int:
+    """Return the bytes of the output buffer that ``size`` bytes of a source take."""
+    if item.action is Action.COPY:
+        return 0
+    elements = size * 8 // DTYPE_BITS[item.source.dtype]
+    if item.action is Action.DEQUANTIZE:
+        return 2 * elements
+    return elements // 2 + elements // BLOCK_SIZE
+
+
+def granule(item: Item) -> int:
+    """Return the bytes that a part of a source has to be a multiple of.
+
+    Whole runs of a view, a block's 32 runs of a transposed one, whole rows where scales
+    go by rows; a plain tensor may be cut between any two blocks.
+    """
+    source = item.source
+    itemsize = DTYPE_BITS[source.dtype] // 8
+    if source.view is not None:
+        run = source.view.columns * itemsize
+        return run * BLOCK_SIZE if is_transposed(item) else run
+    if source.scale is not None:
+        return source.shape[-1] * itemsize
+    return 1
+
+
+def _largest_part(item: Item, piece_size: int) -> int:
+    """Return the most bytes of a source that one part may have."""
+    if item.action is Action.COPY and item.source.view is None:
+        return piece_size
+    unit = granule(item)
+    most = piece_size
+    if item.action is not Action.COPY:
+        per_unit = max(_output_size(item, unit * _FINE) / _FINE, 1e-9)
+        most = min(most, int(output_capacity(piece_size) / per_unit) * unit)
+    return max(unit, most // unit * unit)
+
+
+def largest_granule(file: OutputFile) -> int:
+    """Return the source bytes that the pieces of a file must at least have room for."""
+    return max((_needed_room(item) for item in file.items), default=0)
+
+
+def _needed_room(item: Item) -> int:
+    unit = min(granule(item), item.source.size)
+    if item.action is Action.COPY:
+        return unit
+    # The output buffer grows with the input buffer, and has to hold what a unit becomes.
+    output = _output_size(item, unit)
+    return max(unit, -(-output * SCALE_SHARE // (SCALE_SHARE // PACKED_SHARE + 1)))
+
+
+def largest_held(file: OutputFile, piece_size: int) -> int:
+    """Return the bytes of output kept until a cut tensor has been read to its end."""
+    return max((_held(item, piece_size) for item in file.items), default=0)
+
+
+def _held(item: Item, piece_size: int) -> int:
+    if item.action is not Action.QUANTIZE or item.source.size <= _largest_part(item, piece_size):
+        return 0
+    packed, scales = item.outputs
+    return scales.end - (packed.begin if is_transposed(item) else scales.begin)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.digest import xxh3_128
 from mxconvert.errors import SourceError
+from mxconvert.source.gather import tensor_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from mxconvert.model import OutputFile, TensorInfo
     from mxconvert.pipeline.journal import Journal
     from mxconvert.source import SourceReader
-
-_PIECE = 4 * 1024 * 1024
 
 
 def recheck_sources(finished: Iterable[OutputFile], journal: Journal, reader: SourceReader) -> None:
@@ -25,9 +24,8 @@ def recheck_sources(finished: Iterable[OutputFile], journal: Journal, reader: So
     """
     for file in finished:
         expected = journal.load(file).sources
-        compare_sources(
-            ((item.source, file.name, expected[item.source.name]) for item in file.items), reader
-        )
+        tensors = (tensor for item in file.items for tensor in item.source_tensors)
+        compare_sources(((tensor, file.name, expected[tensor.name]) for tensor in tensors), reader)
 
 
 def compare_sources(expected: Iterable[tuple[TensorInfo, str, str]], reader: SourceReader) -> None:
@@ -40,9 +38,8 @@ def compare_sources(expected: Iterable[tuple[TensorInfo, str, str]], reader: Sou
     Raises:
         SourceError: A tensor has changed since; names it.
     """
-    buffer = memoryview(bytearray(_PIECE))
     for tensor, made, digest in expected:
-        found = _digest(tensor, reader, buffer)
+        found = _digest(tensor, reader)
         if found != digest:
             raise SourceError(
                 f"{tensor.file}: tensor {tensor.name!r} has changed since {made} was made from "
@@ -52,10 +49,8 @@ def compare_sources(expected: Iterable[tuple[TensorInfo, str, str]], reader: Sou
             )
 
 
-def _digest(tensor: TensorInfo, reader: SourceReader, buffer: memoryview) -> str:
+def _digest(tensor: TensorInfo, reader: SourceReader) -> str:
     digest = xxh3_128()
-    for begin in range(0, tensor.size, _PIECE):
-        data = buffer[: min(_PIECE, tensor.size - begin)]
-        reader.read_into(tensor.file, tensor.offset + begin, data)
+    for data in tensor_pieces(reader, tensor):
         digest.update(data)
     return digest.hexdigest()

@@ -25,7 +25,7 @@ from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.finish import finish_artifact
 from mxconvert.pipeline.journal import Journal
 from mxconvert.pipeline.names import DOCUMENT_NAMES, check_names, copied_sidecars
-from mxconvert.pipeline.pieces import PIECE_SIZE, largest_scales
+from mxconvert.pipeline.pieces import PIECE_SIZE, largest_granule, largest_held
 from mxconvert.pipeline.recheck import recheck_sources
 from mxconvert.pipeline.slots import (
     DEFAULT_MAX_MEMORY,
@@ -244,9 +244,13 @@ class _Run:
         """
         backend = load_backend(self._options.backend)
         self._backend = backend.name
-        scales = max((largest_scales(file, PIECE_SIZE) for file in self._plan.files), default=0)
+        files = self._plan.files
+        held = max((largest_held(file, PIECE_SIZE) for file in files), default=0)
+        granule = max(map(largest_granule, files), default=0)
         jobs = self._options.jobs or usable_cores()
-        self._budget = plan_budget(jobs, self._options.max_memory, scales, resident_bytes())
+        self._budget = plan_budget(
+            jobs, self._options.max_memory, held, resident_bytes(), granule=granule
+        )
         return self._budget, Quantizer(backend, self._plan.options.scale_rule)
 
     def _record(self, file: OutputFile, result: FileResult) -> None:

@@ -57,34 +57,38 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def plan_budget(jobs: int, max_memory: int, scales: int, resident: int) -> Budget:
+def plan_budget(
+    jobs: int, max_memory: int, held: int, resident: int, *, granule: int = 0
+) -> Budget:
     """Fit jobs and buffers into the budget: fewer jobs rather than more memory.
 
     Args:
         jobs: Wanted worker threads.
         max_memory: Bytes that the process may have resident.
-        scales: Bytes of scales that each active file may hold back.
+        held: Bytes of output that each active file may hold back.
         resident: Bytes that are resident already.
+        granule: Source bytes that a piece must at least have room for.
 
     Raises:
         UsageError: Not even one small piece fits; states the least that would.
     """
     room = max_memory - resident - _HEADROOM
-    piece_size = PIECE_SIZE
-    while piece_size > MIN_PIECE_SIZE and _needed(2, 1, piece_size, scales) > room:
+    smallest = max(MIN_PIECE_SIZE, -(-granule // MIN_PIECE_SIZE) * MIN_PIECE_SIZE)
+    piece_size = max(PIECE_SIZE, smallest)
+    while piece_size // 2 >= smallest and _needed(2, 1, piece_size, held) > room:
         piece_size //= 2
-    if _needed(2, 1, piece_size, scales) > room:
-        least = resident + _HEADROOM + _needed(2, 1, MIN_PIECE_SIZE, scales)
+    if _needed(2, 1, piece_size, held) > room:
+        least = resident + _HEADROOM + _needed(2, 1, smallest, held)
         raise UsageError(
             f"--max-memory: {max_memory} bytes are too few for this model, "
             f"it needs at least {least}",
             hint=f"pass --max-memory {-(-least // (1024 * 1024))}MiB or more",
             code="memory-budget",
         )
-    while jobs > 1 and _needed(_slots(jobs), _active(jobs), piece_size, scales) > room:
+    while jobs > 1 and _needed(_slots(jobs), _active(jobs), piece_size, held) > room:
         jobs -= 1
     slots = _slots(jobs)
-    while slots > 2 and _needed(slots, _active(jobs), piece_size, scales) > room:  # noqa: PLR2004
+    while slots > 2 and _needed(slots, _active(jobs), piece_size, held) > room:  # noqa: PLR2004
         slots -= 1
     return Budget(jobs, slots, piece_size, _active(jobs))
 
@@ -97,7 +101,7 @@ def _active(jobs: int) -> int:
     return max(1, jobs // 2)
 
 
-def _needed(slots: int, active: int, piece_size: int, scales: int) -> int:
+def _needed(slots: int, active: int, piece_size: int, held: int) -> int:
     per_slot = piece_size + output_capacity(piece_size)
-    # A file still being committed and the next one may both hold scales back.
-    return slots * (per_slot + _THREAD_OVERHEAD) + (active + 1) * scales
+    # A file still being committed and the next one may both hold output back.
+    return slots * (per_slot + _THREAD_OVERHEAD) + (active + 1) * held

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mxconvert import safetensors_format as st
 from mxconvert.errors import SourceError, brief
@@ -24,6 +24,7 @@ from mxconvert.model import (
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
+from mxconvert.plan.logical import logical_tensors
 from mxconvert.plan.refuse import unknown_family
 from mxconvert.plan.select import Selection, select, tied_head
 from mxconvert.recipes import Recipe, find_recipe, looks_like_moe
@@ -51,20 +52,23 @@ def build_plan(checkpoint: Checkpoint, options: Options, *, strict: bool = False
         UsageError: Options that do not fit the source.
     """
     recipe = resolve_recipe(checkpoint, options)
-    chosen = select(checkpoint.tensors, checkpoint.config, recipe, options, strict=strict)
-    _refuse_collisions(checkpoint.tensors, chosen)
-    groups = group_pieces(_pieces(checkpoint.tensors, chosen), options)
-    files = tuple(_file(group, checkpoint.tensors, chosen) for group in groups)
+    logical = logical_tensors(checkpoint.tensors, checkpoint.config, recipe)
+    tensors = logical.tensors
+    chosen = select(tensors, checkpoint.config, recipe, options, strict=strict)
+    _refuse_collisions(tensors, chosen)
+    groups = group_pieces(_pieces(tensors, chosen), options)
+    files = tuple(_file(group, tensors, chosen) for group in groups)
     routed = [s.expert for s in chosen.slots.values() if s.expert is not None]
     return Plan(
         options=replace(options, recipe=recipe.name),
         recipe=recipe.name,
         num_experts=max(routed, default=-1) + 1,
         files=files,
-        ignore=_ignore(checkpoint, chosen),
+        ignore=_ignore(tensors, checkpoint.config, chosen),
         quantized=_totals(files, Action.QUANTIZE),
-        copied=_totals(files, Action.COPY),
+        copied=_totals(files, Action.COPY, Action.DEQUANTIZE),
         notices=tuple(chosen.notices),
+        dropped=tuple(logical.dropped),
     )
 
 
@@ -93,14 +97,16 @@ def _refuse_collisions(tensors: Mapping[str, TensorInfo], chosen: Selection) -> 
                 )
 
 
-def _action(name: str, chosen: Selection) -> Action:
-    return Action.QUANTIZE if name in chosen.quantize else Action.COPY
+def _action(tensor: TensorInfo, chosen: Selection) -> Action:
+    if tensor.name in chosen.quantize:
+        return Action.QUANTIZE
+    return Action.COPY if tensor.scale is None else Action.DEQUANTIZE
 
 
 def _pieces(tensors: Mapping[str, TensorInfo], chosen: Selection) -> list[Piece]:
     pieces = []
     for name, tensor in tensors.items():
-        slot, action = chosen.slots[name], _action(name, chosen)
+        slot, action = chosen.slots[name], _action(tensor, chosen)
         names = quantized_names(name) if action is Action.QUANTIZE else (name,)
         pieces.append(
             Piece(
@@ -117,15 +123,16 @@ def _pieces(tensors: Mapping[str, TensorInfo], chosen: Selection) -> list[Piece]
 
 def _file(group: Group, tensors: Mapping[str, TensorInfo], chosen: Selection) -> OutputFile:
     def order(piece: Piece) -> tuple[int, str]:
-        if piece.key in chosen.quantize:
-            return st.storage_order("U8", quantized_names(piece.key)[0])
-        return st.storage_order(tensors[piece.key].dtype, piece.key)
+        tensor = tensors[piece.key]
+        first = Item(_action(tensor, chosen), tensor, 0, None, None).outputs[0]
+        return st.storage_order(first.dtype, first.name)
 
     items: list[Item] = []
     position = 0
     for piece in sorted(group.pieces, key=order):
-        action = _action(piece.key, chosen)
-        items.append(Item(action, tensors[piece.key], position, piece.layer, piece.expert))
+        tensor = tensors[piece.key]
+        action = _action(tensor, chosen)
+        items.append(Item(action, tensor, position, piece.layer, piece.expert))
         position += piece.size
     header = file_header(items)
     layers = [piece.layer for piece in group.pieces if piece.layer is not None]
@@ -158,13 +165,15 @@ def file_header(items: Iterable[Item]) -> bytes:
     return header
 
 
-def _ignore(checkpoint: Checkpoint, chosen: Selection) -> tuple[str, ...]:
+def _ignore(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], chosen: Selection
+) -> tuple[str, ...]:
     linear = [
         name
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in tensors.items()
         if len(tensor.shape) == _RANK and name.endswith(WEIGHT_SUFFIX)
     ]
-    tied = tied_head(checkpoint.config, checkpoint.tensors)
+    tied = tied_head(config, tensors)
     return ignore_entries(
         kept=_asked_for(name for name in linear if name not in chosen.quantize),
         converted=_asked_for(name for name in linear if name in chosen.quantize),
@@ -176,13 +185,13 @@ def _asked_for(names: Iterable[str]) -> list[str]:
     return [asked for name in names for asked in names_asked_for(module_name(name))]
 
 
-def _totals(files: Iterable[OutputFile], action: Action) -> Totals:
+def _totals(files: Iterable[OutputFile], *actions: Action) -> Totals:
     tensors = source_bytes = output_bytes = 0
     for file in files:
         for item in file.items:
-            if item.action is action:
+            if item.action in actions:
                 tensors += 1
-                source_bytes += item.source.size
+                source_bytes += item.source_size
                 output_bytes += item.size
     return Totals(tensors=tensors, source_bytes=source_bytes, output_bytes=output_bytes)
 
@@ -200,4 +209,6 @@ def plan_digest(plan: Plan, version: str) -> str:
         for item in file.items:
             source = item.source
             digest.update(f"\n{item.action} {source.name} {source.dtype} {source.shape}".encode())
+            if source.view is not None or source.scale is not None:
+                digest.update(f" {source.view} {source.scale}".encode())
     return digest.hexdigest()

@@ -40,8 +40,10 @@ def refuse_quantized(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         if t.dtype in _QUANTIZED_DTYPES
         and len(t.shape) >= _MIN_RANK
         and t.name.endswith(WEIGHT_SUFFIX)
+        and t.scale is None
     ]
-    if scheme is None and not packed and not fp8:
+    understood = scheme is None or any(t.scale is not None for t in tensors.values())
+    if understood and not packed and not fp8:
         return
     evidence = f"config.json declares {scheme}" if scheme else "config.json declares no scheme"
     if packed or fp8:
@@ -50,7 +52,7 @@ def refuse_quantized(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         evidence += f"; {len(names)} tensors such as {names[0]} hold {', '.join(dtypes)}"
     raise SourceError(
         f"the source is quantized already: {evidence}",
-        hint="give the BF16, F16 or F32 checkpoint; converting quantized sources is not supported",
+        hint="BF16, F16, F32 and FP8 with scales can be converted; give such a checkpoint",
         code="already-quantized",
     )
 

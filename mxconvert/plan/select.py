@@ -108,11 +108,15 @@ def _in_scope(slot: Slot, scope: Scope) -> bool:
 
 def _convertible(tensor: TensorInfo) -> bool:
     whole_blocks = tensor.shape[1] % BLOCK_SIZE == 0
-    return tensor.dtype in FLOAT_DTYPES and tensor.size > 0 and whole_blocks
+    return _is_float(tensor) and tensor.size > 0 and whole_blocks
+
+
+def _is_float(tensor: TensorInfo) -> bool:
+    return tensor.dtype in FLOAT_DTYPES or tensor.scale is not None
 
 
 def _refuse_dtypes(wanted: Iterable[TensorInfo]) -> None:
-    unfit = [tensor for tensor in wanted if tensor.dtype not in FLOAT_DTYPES]
+    unfit = [tensor for tensor in wanted if not _is_float(tensor)]
     if not unfit:
         return
     dtypes = ", ".join(sorted({tensor.dtype for tensor in unfit}))

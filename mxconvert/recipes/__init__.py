@@ -12,7 +12,9 @@ from mxconvert.recipes.base import (
     Recipe,
     Role,
     Slot,
+    config_int,
     head_is_tied,
+    moe_sizes,
     text_config,
 )
 from mxconvert.recipes.families import DENSE, FAMILIES
@@ -26,10 +28,12 @@ __all__ = [
     "Recipe",
     "Role",
     "Slot",
+    "config_int",
     "find_recipe",
     "head_is_tied",
     "looks_like_moe",
     "model_type",
+    "moe_sizes",
     "recipe_names",
     "text_config",
 ]

@@ -17,6 +17,8 @@ from mxconvert.errors import SourceError, brief
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mxconvert.recipes.fused import Fused
+
 
 class Role(StrEnum):
     """What a tensor is in the model."""
@@ -93,6 +95,7 @@ COMMON_SIBLINGS: tuple[tuple[str, ...], ...] = (
 # One model spells them differently in different releases of transformers, so every
 # family looks for every spelling.
 NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_INNER_KEYS = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
 EXPERTS_PER_TOKEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k")
 
 
@@ -108,6 +111,7 @@ class Recipe:
             ``layer``, ``expert``, ``projection`` and ``kind`` (``weight`` or ``bias``);
             ``None`` for dense models.
         projections: The words ``projection`` may be; every expert has one weight each.
+        fused: Tensors that hold all experts of a layer; split, their names match `expert`.
         mtp_after_last_layer: Layers numbered from ``num_hidden_layers`` on are
             multi-token-prediction layers.
         siblings: Groups of module names that share one scheme.
@@ -118,6 +122,7 @@ class Recipe:
     model_types: frozenset[str]
     expert: str | None = None
     projections: tuple[str, ...] = ()
+    fused: tuple[Fused, ...] = ()
     mtp_after_last_layer: bool = False
     siblings: tuple[tuple[str, ...], ...] = COMMON_SIBLINGS
 
@@ -171,6 +176,24 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a config (``text_config`` where there is one)."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
+
+
+@dataclass(frozen=True, slots=True)
+class MoESizes:
+    """Sizes of a Mixture-of-Experts layer as a config states them; ``None`` if it does not."""
+
+    experts: int | None
+    hidden: int | None
+    inner: int | None
+
+
+def moe_sizes(config: Mapping[str, Any]) -> MoESizes:
+    """Return experts per layer, hidden size and inner size of one expert."""
+    return MoESizes(
+        config_int(config, NUM_EXPERTS_KEYS),
+        config_int(config, ("hidden_size",)),
+        config_int(config, _INNER_KEYS),
+    )
 
 
 def head_is_tied(config: Mapping[str, Any]) -> bool:

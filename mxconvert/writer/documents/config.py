@@ -103,7 +103,7 @@ def _majority_dtype(plan: Plan) -> str:
     for file in plan.files:
         for item in file.items:
             for output in item.outputs:
-                if item.action is Action.COPY and output.dtype in _TORCH_NAMES:
+                if item.action is not Action.QUANTIZE and output.dtype in _TORCH_NAMES:
                     sizes[output.dtype] += output.end - output.begin
     if not sizes:
         return _TORCH_NAMES["BF16"]

@@ -1,0 +1,115 @@
+"""Which stored tensor scales an FP8 weight, and how."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from mxconvert.errors import SourceError, brief
+from mxconvert.model import BlockScale, TensorInfo
+from mxconvert.recipes import text_config
+from mxconvert.safetensors_format import num_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
+_USUAL_BLOCK = (128, 128)
+_SCALE_DTYPES = frozenset({"F32", "BF16", "F16", "F8_E8M0"})
+_LEFT = re.compile(
+    r"\.(input_scale|output_scale|k_scale|v_scale|q_scale|prob_scale|activation_scale"
+    r"|input_activation_scale|kv_scale|attn\.k_scale|attn\.v_scale)$"
+)
+
+
+def is_left_scale(name: str) -> bool:
+    """Whether a tensor scales activations or a cache in an FP8 checkpoint."""
+    return _LEFT.search(name) is not None
+
+
+def scale_names(name: str) -> tuple[str, ...]:
+    """Return the names that the scales of a weight may have, the likeliest first.
+
+    ``X.weight_scale_inv`` (DeepSeek-V3 and its kin), ``X.weight_scale``
+    (compressed-tensors), ``X.scale`` (DeepSeek's own code); all of them multiply.
+    """
+    module = name.removesuffix(".weight")
+    own = tuple(name + suffix for suffix in SCALE_SUFFIXES)
+    return (*own, f"{module}.scale") if module != name else own
+
+
+def find_scale(
+    weight: TensorInfo, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
+) -> BlockScale:
+    """Return the scale of an FP8 weight.
+
+    Raises:
+        SourceError: There is none, or its shape or dtype is of no known kind.
+    """
+    tried = scale_names(weight.name)
+    found = next((tensors[name] for name in tried if name in tensors), None)
+    if found is None:
+        raise SourceError(
+            f"{weight.file}: FP8 tensor {weight.name!r} has no scale; looked for "
+            f"{', '.join(tried)}",
+            hint="without it the weights' magnitude is unknown; fetch the missing shard or file",
+            code="missing-scale",
+        )
+    if found.dtype not in _SCALE_DTYPES:
+        raise SourceError(
+            f"{found.file}: tensor {found.name!r}: scales of dtype {found.dtype}, expected one of "
+            f"{', '.join(sorted(_SCALE_DTYPES))}",
+            code="bad-scale",
+        )
+    return _block_scale(weight, found, config)
+
+
+def _block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]) -> BlockScale:
+    rows, columns = _stored_matrix(weight)
+    elements = num_elements(scale.shape)
+    shape = tuple(size for size in scale.shape if size != 1) if elements > 1 else ()
+    if elements == 1:
+        return BlockScale(scale, rows, columns)
+    if scale.shape in ((rows, 1), (rows,)):
+        return BlockScale(scale, 1, columns)
+    block = _declared_block(config)
+    for height, width in dict.fromkeys((block or _USUAL_BLOCK, _USUAL_BLOCK)):
+        grid = (-(-rows // height), -(-columns // width))
+        if scale.shape == grid or (1 in grid and shape == tuple(n for n in grid if n != 1)):
+            return BlockScale(scale, height, width)
+    stated = list(block) if block else "none"
+    raise SourceError(
+        f"{scale.file}: tensor {scale.name!r} has shape {list(scale.shape)}; for a weight of "
+        f"{[rows, columns]} it is neither one per tensor, nor one per row, nor one per block of "
+        f"{list(block or _USUAL_BLOCK)} (weight_block_size in config.json: {stated})",
+        hint="check that config.json belongs to the weights",
+        code="bad-scale",
+    )
+
+
+def _stored_matrix(weight: TensorInfo) -> tuple[int, int]:
+    first, second = weight.shape[-2:]
+    swapped = weight.view is not None and weight.view.axes is not None
+    return (second, first) if swapped else (first, second)
+
+
+def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    for part in (config, text_config(config)):
+        declared = part.get("quantization_config")
+        block = declared.get("weight_block_size") if isinstance(declared, dict) else None
+        if block is None:
+            continue
+        fits = (
+            isinstance(block, list)
+            and len(block) == 2
+            and all(  # noqa: PLR2004
+                type(size) is int and size > 0 for size in block
+            )
+        )
+        if not fits:
+            raise SourceError(
+                f"config.json: weight_block_size is {brief(block)}, expected two sizes",
+                hint="correct config.json",
+            )
+        return block[0], block[1]
+    return None

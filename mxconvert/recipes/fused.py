@@ -1,0 +1,61 @@
+"""Experts that are stored together: all of a layer in one tensor.
+
+Described as data, for each family: where the tensor is, which projections it holds, in
+which order, and which way round. The shapes that a config gives are compared with what
+is stored, since two layouts can have the same number of elements, and with
+2 I = H even the same shape.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused:
+    """One kind of fused tensor of a family.
+
+    A matrix has the shape ``[E, n * P, K]`` or, transposed, ``[E, K, n * P]``: E experts,
+    P projections with n output rows each, K inputs. A vector has ``[E, n * P]``.
+
+    Attributes:
+        pattern: Regular expression of its name, with the groups ``prefix`` (through
+            ``experts``) and ``layer``.
+        projections: What it holds, in its order; also names of the output.
+        kind: ``weight`` or ``bias``.
+        transposed: Whether the input dimension comes first.
+        interleaved: Whether the projections' rows alternate instead of following each
+            other.
+        suffix: What an FP8 tensor's scales are called: its own name and this.
+    """
+
+    pattern: str
+    projections: tuple[str, ...]
+    kind: str = "weight"
+    transposed: bool = False
+    interleaved: bool = False
+    suffix: str = "_scale_inv"
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The compiled pattern."""
+        return re.compile(self.pattern)
+
+    def name(self, prefix: str, expert: int, projection: str) -> str:
+        """Return what a part is called in the output."""
+        return f"{prefix}.{expert}.{projection}.{self.kind}"
+
+    def rows(self, position: int, total: int) -> tuple[int, int, int]:
+        """Return ``(start, stop, step)`` of a projection's output rows.
+
+        Args:
+            position: Of the projection in `projections`.
+            total: Output rows of all projections together.
+        """
+        count = len(self.projections)
+        if self.interleaved:
+            return position, total, count
+        share = total // count
+        return position * share, (position + 1) * share, 1

@@ -1,0 +1,58 @@
+"""Reading the scales of FP8 weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mxconvert.digest import xxh3_128_hex
+from mxconvert.errors import SourceError
+from mxconvert.fp8 import decode_scales, scale_of, stored_shape
+from mxconvert.source.gather import read_tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mxconvert.model import TensorInfo
+    from mxconvert.source.reader import SourceReader
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The scales of a weight.
+
+    Attributes:
+        grid: float32 ``[ceil(N / rows), ceil(K / columns)]``.
+        digest: XXH3-128 of their stored bytes.
+    """
+
+    grid: NDArray[np.float32]
+    digest: str
+
+
+def load_scales(reader: SourceReader, weight: TensorInfo) -> Scales:
+    """Read the scales of an FP8 weight.
+
+    Raises:
+        SourceError: One is NaN, infinite or negative.
+    """
+    scale = scale_of(weight)
+    stored = scale.tensor
+    raw = bytearray(stored.size)
+    read_tensor(reader, stored, 0, memoryview(raw))
+    values = decode_scales(stored.dtype, raw)
+    bad = ~np.isfinite(values) | (values < 0)
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise SourceError(
+            f"{stored.file}: tensor {stored.name!r}: {int(bad.sum())} of {values.size} scales of "
+            f"{weight.name} are NaN, infinite or negative; the first is number {first}: "
+            f"{values[first]}",
+            hint="mend the checkpoint",
+            code="bad-scale",
+        )
+    rows, columns = stored_shape(weight)
+    grid: NDArray[np.float32] = values.reshape(-(-rows // scale.rows), -(-columns // scale.columns))
+    return Scales(grid, xxh3_128_hex(raw))

@@ -1,0 +1,99 @@
+"""Parts of stored tensors as tensors of their own: one expert of a fused matrix.
+
+A view is given as a manifest gives it: per stored dimension ``(start, stop, step)``, and
+the order of the dimensions in the output. It is read row by row of the *stored* tensor,
+whatever the order in the output, so that each stored byte is read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mxconvert.model import TensorInfo, View
+from mxconvert.safetensors_format import DTYPE_BITS, num_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mxconvert.model import Selection
+
+SWAPPED = (1, 0)
+
+
+def whole(shape: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the selection of everything."""
+    return [(0, size, 1) for size in shape]
+
+
+def view_of(
+    tensor: TensorInfo,
+    name: str,
+    selection: Selection,
+    *,
+    shape: tuple[int, ...],
+    dtype: str | None = None,
+    axes: tuple[int, ...] | None = None,
+) -> TensorInfo:
+    """Return a part of a stored tensor under a name of its own.
+
+    Args:
+        tensor: The stored tensor.
+        name: What the part is called.
+        selection: Per stored dimension ``(start, stop, step)``. At most one dimension may
+            be cut with a step or to a part, beside leading ones that are cut to one
+            element and, if no other follows it, the last one.
+        shape: The part's shape in the output: the selected dimensions, those of one
+            element left out, neighbours merged if ``axes`` is ``None``.
+        dtype: What it is called in the output, if not as stored; of the same width.
+        axes: ``(1, 0)`` of the two dimensions left, if the output is transposed.
+
+    Raises:
+        ValueError: A selection of another form.
+    """
+    lengths = [len(range(*part)) for part in selection]
+    if len(selection) != len(tensor.shape) or num_elements(lengths) != num_elements(shape):
+        raise ValueError(f"{name}: selection {selection} of shape {tensor.shape} is not {shape}")
+    item = DTYPE_BITS[tensor.dtype] // 8
+    strides = [item * num_elements(tensor.shape[i + 1 :]) for i in range(len(selection))]
+    offset = tensor.offset + sum(
+        part[0] * stride for part, stride in zip(selection, strides, strict=True)
+    )
+    rows = next((i for i, n in enumerate(lengths) if n > 1), len(lengths) - 1)
+    inner = selection[rows + 1 :]
+    _check_inner(name, inner, tensor.shape[rows + 1 :], axes)
+    last = len(selection) - 1
+    if rows == last:  # a vector, perhaps with a step
+        count, pitch = 1, 0
+        columns, step = lengths[last], selection[last][2]
+    else:
+        count, pitch = lengths[rows], strides[rows] * selection[rows][2]
+        columns, step = num_elements(lengths[rows + 1 :]), inner[-1][2]
+    return TensorInfo(
+        name=name,
+        dtype=dtype or tensor.dtype,
+        shape=shape,
+        file=tensor.file,
+        offset=offset,
+        size=num_elements(shape) * item,
+        view=View(
+            stored=replace(tensor, view=None, scale=None),
+            selection=tuple(selection),
+            axes=axes,
+            rows=count,
+            pitch=pitch,
+            columns=columns,
+            step=step,
+        ),
+    )
+
+
+def _check_inner(
+    name: str,
+    inner: Selection,
+    shape: Sequence[int],
+    axes: tuple[int, ...] | None,
+) -> None:
+    whole_dims = all(part == (0, size, 1) for part, size in zip(inner, shape, strict=True))
+    if axes not in (None, SWAPPED) or (not whole_dims and len(inner) > 1):
+        raise ValueError(f"{name}: cannot read selection {inner} of {shape} with axes {axes}")
