@@ -70,10 +70,10 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     root, watched = tmp_path_factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root, watched = root.parent, os.getppid()
-    server = shared_server(root, watched)
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)  # the user's own settings reach no command
+        server = shared_server(root, watched)
         yield server
     server.close()
 
