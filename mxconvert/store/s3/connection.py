@@ -6,6 +6,7 @@ one of them and not the others.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from botocore import UNSIGNED
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.loaders import create_loader
 from botocore.session import Session
 
 from mxconvert.errors import LocalError, StoreError, StoreFault, UsageError
@@ -31,6 +33,12 @@ _RENEW_EVERY_SECONDS = 1.0
 _STYLES = {"path": "path", "virtual": "virtual"}
 _REDIRECTS = frozenset({"301", "307", "PermanentRedirect", "TemporaryRedirect"})
 _OTHER_REGION = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
+
+
+@functools.cache
+def _loader(path: str | None) -> Any:
+    """Return what reads botocore's descriptions of services: 0.3 s, for all clients once."""
+    return create_loader(path)
 
 
 class Connection:
@@ -124,6 +132,7 @@ class Connection:
     def _create(self, addressing: str) -> Any:
         options = self._options
         session = Session(profile=options.text("profile"))
+        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
         region = self._region or session.get_config_variable("region") or _DEFAULT_REGION
         proxy = options.text("proxy")
         return session.create_client(
