@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.faults import FaultProxy
+    from tests.support.large import LargeArtifact
     from tests.support.seaweed import S3Server
 
 settings.register_profile("mxconvert", derandomize=True, deadline=None)
@@ -60,6 +61,14 @@ def shared_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """F-BF16 and what a run makes of it that nothing disturbs, once for all tests of a worker."""
     return make_reference(bf16_model(), tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> LargeArtifact:
+    """An artifact one of whose files goes in three parts, once for all tests of a worker."""
+    from tests.support.large import make_large
+
+    return make_large(tmp_path_factory.mktemp("large"))
 
 
 @pytest.fixture(scope="session")
