@@ -46,7 +46,7 @@ def list_(
         ) as (place, client),
     ):
         _refuse_version(url, place.version)
-        found = list_versions(client)
+        found = list_versions(client, display)
     if json:
         document = {
             "schema_version": 1,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
 from mxconvert.errors import StoreError, StoreFault, VerificationError
+from mxconvert.events import Notice, ignore
 from mxconvert.remote.layout import REFS, is_id, ref_key
-from mxconvert.store import Condition
+from mxconvert.store import Condition, is_tag
 
 if TYPE_CHECKING:
+    from mxconvert.events import Reporter
     from mxconvert.store import Client
 
 SCHEMA_VERSION = 1
@@ -121,12 +123,19 @@ def _refuses(client: Client, key: str, etag: str | None) -> bool:
     return False
 
 
-def refs_of(client: Client) -> list[Ref]:
-    """Return every tag that a listing shows, sorted by name."""
+def refs_of(client: Client, report: Reporter = ignore) -> list[Ref]:
+    """Return every tag that a listing shows, sorted by name; damaged ones are reported."""
     tags = [
         info.key.removeprefix(REFS).removesuffix(".json")
         for info in client.objects(REFS)
         if info.key.endswith(".json") and "/" not in info.key.removeprefix(REFS)
     ]
-    found = (read_ref(client, tag) for tag in sorted(tags))
-    return [ref for ref in found if ref is not None]
+    return [ref for tag in sorted(tags) if (ref := _intact(client, tag, report)) is not None]
+
+
+def _intact(client: Client, tag: str, report: Reporter) -> Ref | None:
+    try:
+        return read_ref(client, tag) if is_tag(tag) and not is_id(tag) else None
+    except VerificationError as error:
+        report(Notice(severity="warning", code=error.code, message=error.message))
+        return None
