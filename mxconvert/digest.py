@@ -53,6 +53,9 @@ class StreamingHash(Protocol):
     def hexdigest(self) -> str:
         """Return the digest of all bytes so far."""
 
+    def copy(self) -> StreamingHash:
+        """Return another one that has taken in the same bytes."""
+
 
 def xxh3_128() -> StreamingHash:
     """Return a new streaming XXH3-128."""
@@ -73,7 +76,7 @@ class ChunkHasher:
         self._crc = 0
         self._room = chunk_size
         self._chunks: list[ChunkDigest] = []
-        self._file_crc = 0
+        self._file_crc = self._crc_before = 0
         self.size_bytes = 0
 
     def update(self, data: Buffer) -> None:
@@ -83,7 +86,8 @@ class ChunkHasher:
         while len(view) >= self._room:
             self._take(view[: self._room])
             view = view[self._room :]
-            self._close_chunk(self._chunk_size)
+            self._room = 0
+            self.end_chunk()
         if len(view):
             self._take(view)
             self._room -= len(view)
@@ -92,17 +96,27 @@ class ChunkHasher:
         self._xxh.update(view)
         self._crc = checksums.crc64nvme(view, self._crc)
 
-    def _close_chunk(self, length: int) -> None:
-        self._chunks.append(ChunkDigest(self._xxh.hexdigest(), f"{self._crc:016x}"))
-        self._file_crc = checksums.combine_crc64nvme(self._file_crc, self._crc, length)
-        self._xxh = xxhash.xxh3_128()
-        self._crc = 0
-        self._room = self._chunk_size
+    def end_chunk(self) -> ChunkDigest:
+        """End the chunk under way, if there is one, and return the last one's digests."""
+        if self._room < self._chunk_size:
+            length = self._chunk_size - self._room
+            self._chunks.append(ChunkDigest(self._xxh.hexdigest(), f"{self._crc:016x}"))
+            self._crc_before = self._file_crc
+            self._file_crc = checksums.combine_crc64nvme(self._file_crc, self._crc, length)
+            self._xxh = xxhash.xxh3_128()
+            self._crc, self._room = 0, self._chunk_size
+        return self._chunks[-1]
+
+    def take_back(self, length: int) -> None:
+        """Forget the chunk that was ended last, of ``length`` bytes; once only."""
+        self._chunks.pop()
+        self._file_crc = self._crc_before
+        self.size_bytes -= length
 
     def finish(self, sha256: str) -> FileDigest:
         """Return the digests of the whole stream; ``sha256`` was computed beside."""
         if self._room < self._chunk_size:
-            self._close_chunk(self._chunk_size - self._room)
+            self.end_chunk()
         return FileDigest(self.size_bytes, sha256, f"{self._file_crc:016x}", tuple(self._chunks))
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
+
+_PIECE_SIZE = 4 * 1024 * 1024
 
 _KINDS = (
     (stat.S_ISLNK, "a link"),
@@ -78,6 +80,36 @@ class Folder:
         """
         with os.fdopen(self.open(path), "rb") as file:
             return file.read()
+
+    def read_range(self, path: str, begin: int, end: int) -> bytes:
+        """Return bytes ``[begin, end)`` of a file of `files`, fewer if it ends before.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        with os.fdopen(self.open(path), "rb") as file:
+            file.seek(begin)
+            return file.read(end - begin)
+
+    def pieces(self, path: str, begin: int, end: int) -> Generator[bytes | memoryview, None, None]:
+        """Yield bytes ``[begin, end)`` of a file of `files`, piece by piece.
+
+        A piece is good until the next one is asked for.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        buffer = memoryview(bytearray(min(_PIECE_SIZE, end - begin)))
+        fd = self.open(path)
+        try:
+            while begin < end:
+                count = os.preadv(fd, [buffer[: end - begin]], begin)
+                if count == 0:
+                    raise OSError(0, f"it ended at byte {begin} while it was read")
+                begin += count
+                yield buffer[:count]
+        finally:
+            os.close(fd)
 
 
 def describe(mode: int) -> str:

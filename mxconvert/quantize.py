@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING
 
 from mxconvert_kernels import (
@@ -17,9 +19,10 @@ from mxconvert_kernels import (
 from mxconvert_kernels.histograms import SAMPLE_EVERY, HistogramSampler
 
 from mxconvert.errors import MissingExtraError
+from mxconvert.model import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "SAMPLE_EVERY",
@@ -30,6 +33,7 @@ __all__ = [
     "NonFinite",
     "Quantizer",
     "backend_names",
+    "compiling",
     "explain_backend",
     "load_backend",
 ]
@@ -92,3 +96,26 @@ class Quantizer:
         if dtype not in FloatType.__members__:
             return NonFinite(0, -1)
         return self.backend.scan(source, FloatType(dtype))
+
+
+@contextlib.contextmanager
+def compiling(backend: str, scale_rule: str, *, sums: bool) -> Iterator[None]:
+    """Compile the kernel for BF16 on a thread of its own, while other things are prepared.
+
+    Most checkpoints need it. Errors are left to whoever uses the kernel.
+    """
+
+    def compile_kernel() -> None:
+        with contextlib.suppress(MissingExtraError):
+            quantizer = Quantizer(load_backend(backend), scale_rule)
+            block, packed, scales = (
+                memoryview(bytearray(size)) for size in (2 * BLOCK_SIZE, BLOCK_SIZE // 2, 1)
+            )
+            quantizer.quantize(block, "BF16", packed, scales, sums=ErrorSums() if sums else None)
+
+    thread = threading.Thread(target=compile_kernel, name="mxconvert-compile")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -50,3 +50,10 @@ class Sample:
     def takes(self, position: int) -> bool:
         """Whether the item at ``position`` (from 0) belongs to the part."""
         return position % self.parts == self.number - 1
+
+    def within(self, begin: int, count: int) -> range:
+        """Return which of ``count`` items belong to the part, counted from the first.
+
+        ``begin`` is the position of the first item.
+        """
+        return range((self.number - 1 - begin) % self.parts, count, self.parts)

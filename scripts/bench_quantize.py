@@ -1,6 +1,7 @@
 """Measure quantize against what this machine can do.
 
     python scripts/bench_quantize.py [--folder /dev/shm] [--gb 8] [--rss 2,16] [--json]
+    python scripts/bench_quantize.py --statistics 15 [--folder /dev/shm] [--gb 8] [--cold]
 
 `mxconvert bench` gives the rates of this machine; this script measures whole processes.
 One run does all of it, so that the ratios hold on a noisy machine:
@@ -15,6 +16,10 @@ One run does all of it, so that the ratios hold on a noisy machine:
   share of that bound (and, with ``--cold`` on a disk, of a plain
   copy with fsync of the same bytes);
 * peak resident memory for each source size of ``--rss``.
+
+With ``--statistics N`` it measures only what the error statistics cost: N pairs of whole
+processes, without and with them, turn by turn in alternating order; the median of the pairs'
+ratios, of wall time and of CPU time.
 """
 
 from __future__ import annotations
@@ -45,16 +50,16 @@ from mxconvert.quantize import load_backend
 from mxconvert.source import open_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 GB = 10**9
 RUNS = 5
 
 
-def quantize(source: Path, target: Path, rule: str) -> tuple[Usage, float]:
+def quantize(source: Path, target: Path, rule: str, *options: str) -> tuple[Usage, float]:
     """Run quantize as a process of its own; also return the seconds that it states itself."""
     shutil.rmtree(target, ignore_errors=True)
-    command = [sys.executable, "-m", "mxconvert", "quantize", str(source), str(target)]
+    command = [sys.executable, "-m", "mxconvert", "quantize", str(source), str(target), *options]
     with tempfile.TemporaryFile() as log:
         usage = run_process([*command, "--scale-rule", rule, "--json"], log=log)
         log.seek(0)
@@ -101,10 +106,48 @@ def main() -> None:
     parser.add_argument("--rule", default="mse")
     parser.add_argument("--rss", default="")
     parser.add_argument("--cold", action="store_true", help="read from the disk, not its cache")
+    parser.add_argument("--statistics", type=int, metavar="PAIRS", help="measure only their cost")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with workspace(args.folder) as work:
-        report(work, args)
+        if args.statistics:
+            show(cost_of_statistics(work, args), as_json=args.json)
+        else:
+            report(work, args)
+
+
+def cost_of_statistics(work: Path, args: argparse.Namespace) -> dict[str, object]:
+    """Measure pairs of runs without and with error statistics; every other pair turned round."""
+    source, target = work / "source", work / "target"
+    total = write_source(source, Dimensions().sized(int(args.gb * GB)))
+    quantize(source, target, args.rule)  # warm
+    runs: dict[bool, list[tuple[Usage, float]]] = {False: [], True: []}
+    for pair in range(args.statistics):
+        for measured in (pair % 2 == 1, pair % 2 == 0):
+            if args.cold:
+                drop_cache(source)
+            options = () if measured else ("--no-statistics",)
+            runs[measured].append(quantize(source, target, args.rule, *options))
+    result: dict[str, object] = {"source_gb": total / GB, "rule": args.rule}
+    for name, figure in FIGURES.items():
+        without, with_them = ([figure(run) for run in runs[measured]] for measured in (False, True))
+        ratios = sorted(b / a for a, b in zip(without, with_them, strict=True))
+        middle = statistics.quantiles(ratios, n=4)
+        result[name] = {
+            "without_s": statistics.median(without),
+            "with_s": statistics.median(with_them),
+            "ratio": middle[1],
+            "ratio_lower_quartile": middle[0],
+            "ratio_upper_quartile": middle[2],
+        }
+    return result
+
+
+FIGURES: dict[str, Callable[[tuple[Usage, float]], float]] = {
+    "process wall": lambda run: run[0].wall_s,
+    "process CPU": lambda run: run[0].cpu_s,
+    "conversion wall": lambda run: run[1],
+}
 
 
 def stages_on(threads: int, source: Path, work: Path, rule: str) -> Stages:

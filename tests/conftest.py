@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.faults import FaultProxy
+    from tests.support.large import LargeArtifact
     from tests.support.seaweed import S3Server
 
 settings.register_profile("mxconvert", derandomize=True, deadline=None)
@@ -63,6 +64,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 @pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> LargeArtifact:
+    """An artifact one of whose files goes in three parts, once for all tests of a worker."""
+    from tests.support.large import make_large
+
+    return make_large(tmp_path_factory.mktemp("large"))
+
+
+@pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The S3 server that all workers of this run share; see `tests.support.seaweed`."""
     from tests.support.seaweed import shared_server
@@ -70,10 +79,10 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     root, watched = tmp_path_factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root, watched = root.parent, os.getppid()
-    server = shared_server(root, watched)
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)  # the user's own settings reach no command
+        server = shared_server(root, watched)
         yield server
     server.close()
 

@@ -67,6 +67,7 @@ class StoreBehaviour:
     conditions = True
     tags = True
     folders_vanish = True
+    listings_have_tags = True
 
     def test_small_objects(self, store):
         tag = store.put("a/b.json", b"one")
@@ -131,7 +132,8 @@ class StoreBehaviour:
         store.put("a/1", b"123")
         (info,) = store.objects("")
         head = store.head("a/1")
-        assert (info.key, info.size, info.etag) == (head.key, head.size, head.etag)
+        assert (info.key, info.size) == (head.key, head.size)
+        assert info.etag == head.etag or not self.listings_have_tags
         if info.modified is not None and head.modified is not None:
             assert abs(info.modified - head.modified) < 2
 

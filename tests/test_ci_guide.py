@@ -18,10 +18,13 @@ import pytest
 
 from tests.support import bf16_model
 from tests.support.cli import ROOT
+from tests.support.publish import publish
 from tests.support.shell import shell
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.seaweed import S3Server
 
 yaml = pytest.importorskip("yaml")
 
@@ -125,6 +128,26 @@ def test_the_script_tells_a_missing_disk_from_damage(artifact: Path) -> None:
     done = run(["bash", "-c", text], artifact)
     assert done.returncode == 2
     assert "could not be checked: status 2" in done.stdout
+
+
+def nightly() -> dict[str, Any]:
+    return yaml.safe_load(block("yaml", "nightly:"))["nightly"]
+
+
+def test_the_nightly_job_reads_a_part_at_the_store(
+    artifact: Path, s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(s3, bucket, artifact, "My-MoE", tag="production")
+    for name, value in s3.environment(URL=f"s3://{bucket}/My-MoE@production").items():
+        monkeypatch.setenv(name, value)
+    assert nightly()["env"]["URL"].endswith("/My-MoE@production")
+    (script,) = [step["run"] for step in nightly()["steps"] if "run" in step]
+    done = run(["bash", "-ec", script], artifact)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"only part \d+ of 30 of the chunks", done.stdout)
+    assert failures(artifact.parent / nightly()["steps"][-1]["with"]["path"]) == 0
+    monkeypatch.setenv("URL", f"s3://{bucket}/My-MoE@gone")
+    assert run(["bash", "-ec", script], artifact).returncode == 6
 
 
 def test_the_report_is_kept_where_the_commands_write_it() -> None:

@@ -48,7 +48,8 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         WORKING
         | {
             "--level", "--source", "--sample", "--strict", "--ignore", "--expect-id", "--manifest",
-            "--foreign", "--max-error", "--junit",
+            "--foreign", "--max-error", "--junit", "--remote", "--store-option", "--retry-for",
+            "--limit-rate",
         },
     ),
     "report": (["target"], WORKING | {"--html", "--jsonl", "--sample", "--source", "--top"}),

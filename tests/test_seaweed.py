@@ -101,16 +101,17 @@ def test_multipart_upload_is_seen_until_it_ends(s3, bucket):
     assert s3.uploads(bucket) == []
 
 
-def test_server_ends_with_a_run_that_is_killed(tmp_path):
+def test_server_ends_with_a_run_that_is_killed(s3, tmp_path):
     """No server and no data stay behind."""
     watched = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     server = shared_server(tmp_path, watched.pid)
     server.close()
-    guard = Path("/proc") / (tmp_path / "seaweedfs" / "guard.pid").read_text() / "cmdline"
+    (pid,) = tmp_path.glob("seaweedfs-*/guard.pid")
+    guard = Path("/proc") / pid.read_text() / "cmdline"
     watched.kill()
     watched.wait()
     end = time.monotonic() + 10
-    while (tmp_path / "seaweedfs").exists() or (guard.exists() and guard.read_bytes()):
+    while pid.parent.exists() or (guard.exists() and guard.read_bytes()):
         assert time.monotonic() < end
         time.sleep(0.02)
     with pytest.raises(EndpointConnectionError):

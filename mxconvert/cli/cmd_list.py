@@ -36,7 +36,6 @@ def list_(
     stop = runtime.state.stop
     with (
         open_display(json_lines=False, quiet=json) as display,
-        stop.watched(),
         s.open_client(
             url,
             reporter=display,
@@ -47,7 +46,7 @@ def list_(
         ) as (place, client),
     ):
         _refuse_version(url, place.version)
-        found = list_versions(client)
+        found = list_versions(client, display)
     if json:
         document = {
             "schema_version": 1,
@@ -129,7 +128,6 @@ def gc(
     grace, stop = runtime.parse_duration(older_than), runtime.state.stop
     with (
         open_display(json_lines=json, quiet=quiet) as display,
-        stop.watched(),
         s.open_client(
             url,
             reporter=display,
@@ -142,7 +140,7 @@ def gc(
         _refuse_version(url, place.version)
         found = find_leftovers(client, grace, display)
         if delete:
-            remove_leftovers(client, found, display)
+            found = remove_leftovers(client, found, display)
     _show_leftovers(found, json=json, delete=delete)
 
 

@@ -16,6 +16,9 @@ from mxconvert.errors import UsageError
 from mxconvert.store import Checksum
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mxconvert.cli.transfers import Transfer
     from mxconvert.transfer.push import PushOptions, PushResult
 
 
@@ -94,7 +97,7 @@ def push(
                 "@ part of the name",
             )
         if dry_run:
-            _show_plan(root, run.client, options, json=json)
+            _show_plan(root, run, options, json=json)
             return
         result = push_artifact(root, run.client, options, run.report)
         figures = run.figures(result.sent_bytes)
@@ -104,14 +107,14 @@ def push(
         _print_summary(result, figures)
 
 
-def _show_plan(root: Any, client: Any, options: PushOptions, *, json: bool) -> None:
+def _show_plan(root: Path, run: Transfer, options: PushOptions, *, json: bool) -> None:
     from mxconvert.cli.tables import print_pairs
     from mxconvert.transfer.local import open_artifact
     from mxconvert.transfer.push import plan_push
 
     artifact = open_artifact(root)
-    limits = client.parts.limits if client.parts else None
-    planned = plan_push(artifact, limits, options.part_size)
+    limits = run.client.parts.limits if run.client.parts else None
+    planned = plan_push(artifact, limits, options.part_size, run.report)
     if json:
         emit("plan", artifact=artifact.id, files=[asdict(file) for file in planned])
         return

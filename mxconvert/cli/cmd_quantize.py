@@ -79,11 +79,15 @@ def quantize(
     source, target = local_path(src, "SRC"), local_path(dst, "DST")
     memory, kernels = runtime.parse_size(max_memory), o.check_backend(backend)
     check_destination(source, target)
-    checkpoint, made = load_plan(src, options, strict=strict, show_notices=dry_run and not json)
     if dry_run:
-        show_plan(checkpoint, made, json=json)
+        show_plan(*load_plan(src, options, strict=strict, show_notices=not json), json=json)
         return
-    from mxconvert.pipeline import RunOptions, quantize_checkpoint
+    from mxconvert.quantize import compiling
+
+    with compiling(kernels, options.scale_rule, sums=not no_statistics):
+        from mxconvert.pipeline import RunOptions, quantize_checkpoint
+
+        checkpoint, made = load_plan(src, options, strict=strict, show_notices=False)
 
     # The plan lives to the end; the collector need not walk its records again and again.
     gc.freeze()

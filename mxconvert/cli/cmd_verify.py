@@ -9,17 +9,20 @@ import typer
 
 from mxconvert.cli import options as o
 from mxconvert.cli import runtime
+from mxconvert.cli import store_options as so
 from mxconvert.cli.progress import open_display
 from mxconvert.errors import ExitStatus, LocalError, UsageError
 
 if TYPE_CHECKING:
-    from mxconvert.verify import VerifyReport
+    from mxconvert.verify import Level, VerifyReport
 
 _SHOWN = 50
 
 
 def verify(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Artifact folder.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="Artifact folder, or URL[@VERSION].")
+    ],
     *,
     level: Annotated[
         str,
@@ -29,6 +32,10 @@ def verify(
             help="Headers and config; every byte; numbers against --source.",
         ),
     ] = "digest",
+    remote: Annotated[
+        bool,
+        typer.Option("--remote", help="At a URL: read no weights, ask the store about them."),
+    ] = False,
     source: Annotated[
         str | None,
         typer.Option("--source", metavar="SRC", help="The checkpoint it was made from."),
@@ -38,7 +45,8 @@ def verify(
         typer.Option(
             "--sample",
             metavar="N/T",
-            help="Recompute the N-th of T parts of the tensors; T runs cover all.",
+            help="Read the N-th of T parts of the chunks, or recompute it of the tensors; T runs "
+            "cover all.",
         ),
     ] = None,
     strict: Annotated[
@@ -68,7 +76,15 @@ def verify(
         float,
         typer.Option("--max-error", help="Largest relative RMSE of a tensor, where measured."),
     ] = 0.25,
-    jobs: o.Jobs = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j", "--jobs", min=1, help="Files at once [default: all processors; of a URL 16]."
+        ),
+    ] = None,
+    store_option: so.StoreOptionList = None,
+    retry_for: so.RetryFor = so.DEFAULT_RETRY_FOR_TEXT,
+    limit_rate: so.LimitRate = None,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML as well.")
     ] = None,
@@ -80,23 +96,17 @@ def verify(
 
     structure reads headers, config and index; digest (the default) reads every byte once;
     numeric recomputes the quantized weights from --source by an independent path and
-    compares bit for bit. --json prints one document.
+    compares bit for bit. URL[@VERSION] checks an artifact at a store: every byte, a part with
+    --sample, or, with --remote, what the store and the headers say. --json prints one document.
     """
     del debug
     from mxconvert.source import local_path
-    from mxconvert.verify import VerifyOptions, verify_artifact
-    from mxconvert.verify.report import Level
+    from mxconvert.store import DEFAULT_JOBS, is_url
+    from mxconvert.verify import VerifyOptions, verify_artifact, verify_remote
 
-    if level not in list(Level):
-        raise typer.BadParameter(
-            f"{level!r} is not one of {', '.join(Level)}", param_hint="--level"
-        )
-    if level == Level.NUMERIC and source is None:
-        raise UsageError(
-            "--level numeric needs the checkpoint to compare with", hint="pass --source SRC"
-        )
+    at_store = is_url(target)
     options = VerifyOptions(
-        level=Level(level),
+        level=_level(level, at_store=at_store, remote=remote, sample=sample, source=source),
         source=local_path(source, "--source") if source else None,
         sample=sample,
         strict=strict,
@@ -109,9 +119,21 @@ def verify(
     )
     # One JSON document, not lines: progress stays off the streams with --json.
     with open_display(json_lines=False, quiet=quiet or json) as display:
-        report = verify_artifact(
-            local_path(target, "TARGET"), options, display, stop=runtime.state.stop
-        )
+        stop = runtime.state.stop
+        if at_store:
+            with so.open_client(
+                target,
+                store_option=store_option,
+                retry_for=retry_for,
+                limit_rate=limit_rate,
+                jobs=jobs or DEFAULT_JOBS,
+                reporter=display,
+                stop=stop,
+            ) as (url, client):
+                report = verify_remote(client, url, options, display, stop=stop)
+        else:
+            _refuse_store_options(store_option, limit_rate)
+            report = verify_artifact(local_path(target, "TARGET"), options, display, stop=stop)
     if junit is not None:
         _write_junit(junit, report)
     if json:
@@ -120,6 +142,47 @@ def verify(
         _print(report, quiet=quiet)
     if not report.ok:
         raise typer.Exit(ExitStatus.VERIFY)
+
+
+def _level(
+    text: str, *, at_store: bool, remote: bool, sample: str | None, source: str | None
+) -> Level:
+    """Return the level that the options ask for together.
+
+    Raises:
+        UsageError: Options that contradict each other.
+    """
+    from mxconvert.verify import Level
+
+    if text not in list(Level):
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Level)}", param_hint="--level")
+    level = Level(text)
+    if remote and not at_store:
+        raise UsageError(
+            "--remote is for a URL", hint="for a folder, --level structure reads headers only"
+        )
+    if remote and sample is not None:
+        raise UsageError(
+            "--remote reads no weights, --sample a part of them",
+            hint="--sample alone does all that --remote does",
+        )
+    if at_store and (level is Level.NUMERIC or source is not None):
+        raise UsageError(
+            "--level numeric and --source need a local folder, not a URL",
+            hint="pull the artifact, then verify the folder",
+        )
+    if level is Level.NUMERIC and source is None:
+        raise UsageError(
+            "--level numeric needs the checkpoint to compare with", hint="pass --source SRC"
+        )
+    return Level.STRUCTURE if remote else level
+
+
+def _refuse_store_options(store_option: list[str] | None, limit_rate: str | None) -> None:
+    given = {"--store-option": store_option, "--limit-rate": limit_rate}
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name} is for a URL; TARGET is a local folder")
 
 
 def _write_junit(path: Path, report: VerifyReport) -> None:

@@ -12,6 +12,7 @@ import typer
 from mxconvert.cli import runtime
 from mxconvert.cli.progress import open_display
 from mxconvert.cli.store_options import open_client
+from mxconvert.errors import LocalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,6 @@ def transfer(
     started, cpu_started, stop = time.monotonic(), time.process_time(), runtime.state.stop
     with (
         open_display(json_lines=json, quiet=quiet) as display,
-        stop.watched(),
         open_client(url, reporter=display, stop=stop, **store) as (place, client),
     ):
         if metrics_file is None:
@@ -83,7 +83,8 @@ def transfer(
         try:
             yield Transfer(place, client, metrics, started, cpu_started)
         except BaseException:
-            metrics.finish(success=False)
+            with contextlib.suppress(LocalError):  # the first error is the one to tell
+                metrics.finish(success=False)
             raise
         metrics.finish(success=True)
 

@@ -123,22 +123,24 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def clear(target: Path, report: Reporter) -> None:
+def clear(target: Path, report: Reporter, keep: Collection[str] = ()) -> None:
     """Remove every file that an artifact consists of or a loader would read; keep the rest.
 
-    The manifest goes first: from then on the folder is no artifact.
+    The manifest goes first: from then on the folder is no artifact. The files of ``keep``
+    stay.
 
     Raises:
         LocalError: Something cannot be removed.
     """
-    found, doomed = leftovers(target), _doomed(target)
+    found = leftovers(target)
+    doomed = [name for name in _doomed(target) if name not in keep]
     doomed.sort(key=lambda name: name != MANIFEST_NAME)
     try:
         for name in doomed:
             remove_quietly(target / name)
     except OSError as error:
         raise local_error(error, target / str(error.filename)) from error
-    kept = sorted(set(found) - set(doomed))
+    kept = sorted(set(found) - set(doomed) - set(keep))
     for code, label, names in (("removed", "removed", doomed), ("kept-files", "left alone", kept)):
         if names:
             message = f"{target}: {label}: {_some(names)}"

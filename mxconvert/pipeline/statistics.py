@@ -7,7 +7,8 @@ with the same piece size always writes the same numbers.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from mxconvert.model import Action
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from mxconvert.model import OutputFile
     from mxconvert.pipeline.pieces import Part
     from mxconvert.recipes import Classifier
+
+_SUMS = tuple(field.name for field in fields(Sums))
+_figures = attrgetter(*_SUMS)
 
 
 class FileStatistics:
@@ -62,7 +66,7 @@ class FileStatistics:
                 role=str(slot.role),
                 shape=(source.shape[0], source.shape[1]),
                 dtype=source.dtype,
-                sums=Sums(**asdict(self._tensors[source.name])),
+                sums=Sums(**dict(zip(_SUMS, _figures(self._tensors[source.name]), strict=True))),
             )
         if self._tensors:
             counted = self._sampler.histograms()

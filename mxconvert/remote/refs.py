@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
 from mxconvert.errors import StoreError, StoreFault, VerificationError
+from mxconvert.events import Notice, ignore
 from mxconvert.remote.layout import REFS, is_id, ref_key
-from mxconvert.store import Condition
+from mxconvert.store import Condition, is_tag
 
 if TYPE_CHECKING:
+    from mxconvert.events import Reporter
     from mxconvert.store import Client
 
 SCHEMA_VERSION = 1
@@ -91,30 +94,48 @@ def move_ref(client: Client, tag: str, artifact_id: str) -> str | None:
 def honours_conditions(client: Client) -> bool:
     """Try whether the store refuses to overwrite what it is told not to overwrite.
 
-    Some stores take a conditional write and ignore the condition; tags would then be
-    moved from a state that nobody has seen.
+    Some stores take a conditional write and ignore the condition, or know one condition
+    only; tags would then be moved from a state that nobody has seen.
     """
-    key = f"{REFS}.probe-{uuid.uuid4().hex}"
-    data = b"a probe of mxconvert; may be removed\n"
+    names = [f"{REFS}.probe-{uuid.uuid4().hex}" for _ in range(2)]
     try:
-        client.put(key, data, Condition(None))
-        client.put(key, data, Condition(None))
+        other, own = [client.put(name, _probe(name)) for name in names]
+        if own is None or own == other:
+            return False
+        return all(_refuses(client, names[1], etag) for etag in (None, other))
+    finally:
+        for name in names:
+            with contextlib.suppress(StoreError):  # who may write may not always delete
+                client.delete(name)
+
+
+def _probe(name: str) -> bytes:
+    return f"a probe of mxconvert; may be removed: {name}\n".encode()
+
+
+def _refuses(client: Client, key: str, etag: str | None) -> bool:
+    try:
+        client.put(key, _probe("written in spite of a condition"), Condition(etag))
     except StoreError as error:
         if error.fault not in (StoreFault.CHANGED, StoreFault.UNSUPPORTED):
             raise
         return error.fault is StoreFault.CHANGED
-    else:
-        return False
-    finally:
-        client.delete(key)
+    return False
 
 
-def refs_of(client: Client) -> list[Ref]:
-    """Return every tag that a listing shows, sorted by name."""
+def refs_of(client: Client, report: Reporter = ignore) -> list[Ref]:
+    """Return every tag that a listing shows, sorted by name; damaged ones are reported."""
     tags = [
         info.key.removeprefix(REFS).removesuffix(".json")
         for info in client.objects(REFS)
         if info.key.endswith(".json") and "/" not in info.key.removeprefix(REFS)
     ]
-    found = (read_ref(client, tag) for tag in sorted(tags))
-    return [ref for ref in found if ref is not None]
+    return [ref for tag in sorted(tags) if (ref := _intact(client, tag, report)) is not None]
+
+
+def _intact(client: Client, tag: str, report: Reporter) -> Ref | None:
+    try:
+        return read_ref(client, tag) if is_tag(tag) and not is_id(tag) else None
+    except VerificationError as error:
+        report(Notice(severity="warning", code=error.code, message=error.message))
+        return None

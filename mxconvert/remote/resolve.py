@@ -92,7 +92,7 @@ def locate(client: Client, version: str | None) -> Location:
         StoreError: No such tag; the message lists the versions that are there.
         VerificationError: The tag's pointer is not one.
     """
-    if version is None and client.find(MANIFEST_NAME) is not None:
+    if version is None and _is_flat(client):
         return Location("", None, f"no {MANIFEST_NAME}")
     if version is not None and is_id(version):
         return Location(folder_of(version), version, f"no version {version}")
@@ -103,6 +103,20 @@ def locate(client: Client, version: str | None) -> Location:
         raise no_version(client, neither if version is None else f"no tag {tag!r}")
     missing = f"the tag {tag!r} points at {ref.id}, which is not there"
     return Location(folder_of(ref.id), ref.id, missing)
+
+
+def _is_flat(client: Client) -> bool:
+    """Whether a manifest lies at the URL itself.
+
+    Without the right to list Amazon answers 403 for a key that is not there; whether that
+    is all that is denied shows when the tag is read.
+    """
+    try:
+        return client.find(MANIFEST_NAME) is not None
+    except StoreError as error:
+        if error.fault is not StoreFault.DENIED:
+            raise
+        return False
 
 
 def _find(client: Client, version: str | None) -> RemoteArtifact:

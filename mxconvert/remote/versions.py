@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import StoreError, StoreFault, VerificationError
+from mxconvert.events import ignore
 from mxconvert.manifest import MANIFEST_NAME, artifact_id, parse_manifest
 from mxconvert.remote.layout import FOLDER_DIGITS, MANIFEST_LIMIT, folder_of, is_id
 from mxconvert.remote.refs import refs_of
 
 if TYPE_CHECKING:
+    from mxconvert.events import Reporter
     from mxconvert.manifest import Manifest
     from mxconvert.store import Client
 
@@ -36,9 +38,12 @@ class Version:
     fault: str | None = None
 
 
-def list_versions(client: Client) -> list[Version]:
-    """Return every version that a listing or a tag shows, sorted by folder."""
-    refs = refs_of(client)
+def list_versions(client: Client, report: Reporter = ignore) -> list[Version]:
+    """Return every version that a listing or a tag shows, sorted by folder.
+
+    Tags that are damaged are reported.
+    """
+    refs = refs_of(client, report)
     folders = {name for name in client.folders() if len(name) == FOLDER_DIGITS and is_id(name)}
     folders |= {folder_of(ref.id) for ref in refs}
     if client.find(MANIFEST_NAME) is not None:

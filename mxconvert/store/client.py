@@ -16,6 +16,7 @@ from mxconvert.store.gate import Gate, RateLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from mxconvert.events import Reporter
     from mxconvert.store.base import Blob, Body, Condition, Identity, ObjectInfo, Store
@@ -101,6 +102,11 @@ class Client:
         self._told: set[StoreFault] = set()
         self._random = random.Random()  # noqa: S311  (spreads retries, guards nothing)
 
+    @property
+    def dropped_checksums(self) -> bool:
+        """Whether the store has refused the checksums of uploads, and gets none any more."""
+        return bool(getattr(self.store, "dropped_checksums", False))
+
     # ------------------------------------------------------------------------- repeating
 
     def check(self) -> None:
@@ -113,6 +119,10 @@ class Client:
             raise Interrupted(self._stop.signum)
         if self._failed.is_set():
             raise Abandoned
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Say that the caller calls `check` again and again; see `StopToken`."""
+        return self._stop.watched()
 
     def give_up(self) -> None:
         """Make every thread that still waits for this store end."""
@@ -141,7 +151,8 @@ class Client:
         attempts = _Attempts(self)
         while True:
             try:
-                with self.gate.slot(self.check):
+                with self.gate.slot(self.check) as queued:
+                    attempts.queued(queued)
                     self.counters.add(requests=1)
                     result = work(*arguments)
             except StoreError as error:
@@ -204,7 +215,8 @@ class Client:
         attempts = _Attempts(self)
         while begin < end:
             try:
-                with self.gate.slot(self.check):
+                with self.gate.slot(self.check) as queued:
+                    attempts.queued(queued)
                     self.counters.add(requests=1)
                     for piece in self._body(key, begin, end, etag):
                         self.check()
@@ -275,14 +287,19 @@ class _Attempts:
         self._count = 0
         self._progress_at = time.monotonic()
 
+    def queued(self, seconds: float) -> None:
+        """Note that the request could not be tried for a while because of others."""
+        self._progress_at += seconds
+
     def failed(self, error: StoreError) -> None:
         """Wait before the next try, or raise ``error``."""
         client = self._client
+        client.check()
         if error.fault not in _REPEATABLE:
             raise error
         self._count += 1
         if error.fault in _SLOWER:
-            client.gate.overloaded(error.retry_after)
+            client.gate.overloaded(min(error.retry_after or 0.0, client.options.retry_for))
             client.counters.add(throttled=1)
         if error.fault is StoreFault.EXPIRED:
             client.store.renew()

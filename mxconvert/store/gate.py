@@ -36,15 +36,22 @@ class Gate:
         return int(self._limit)
 
     @contextlib.contextmanager
-    def slot(self, check: Callable[[], None]) -> Iterator[None]:
-        """Wait for a place and hold it; ``check`` raises to end the wait."""
+    def slot(self, check: Callable[[], None]) -> Iterator[float]:
+        """Wait for a place and hold it; ``check`` raises to end the wait.
+
+        Gives the seconds that other requests have taken up all places: this one was not
+        tried then, so they are no failure of it.
+        """
+        queued = 0.0
         with self._changed:
-            while self._active >= self.limit or self._clock() < self._closed_until:
+            while (full := self._active >= self.limit) or self._clock() < self._closed_until:
                 check()
+                began = self._clock()
                 self._changed.wait(_SLICE_SECONDS)
+                queued += self._clock() - began if full else 0.0
             self._active += 1
         try:
-            yield
+            yield queued
         finally:
             with self._changed:
                 self._active -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,6 +41,12 @@ class Crew:
         self._active = 0
         self._error: BaseException | None = None
         self._tasks: Iterator[Task] = iter(())
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no thread works any more: one that hangs may outlive `run`."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Do every task and what follows from it.
@@ -47,26 +54,44 @@ class Crew:
         Raises:
             BaseException: The first one that a task raised, or that reached this thread.
         """
+        with self._client.watched():
+            self._run(tasks)
+        self._client.check()  # a signal that came when all was done
+
+    def _run(self, tasks: Iterable[Task]) -> None:
         self._tasks = iter(tasks)
-        threads = [
+        self._threads = [
             threading.Thread(target=self._work, name=f"transfer-{i}", daemon=True)
             for i in range(self._size)
         ]
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
         try:
-            for thread in threads:
-                while thread.is_alive() and not self._has_failed():
-                    thread.join(_LOOK_SECONDS)
-                    self._client.check()
+            while not self.is_over and not self._has_failed():
+                self._wait_for_one()
+                self._client.check()
         except BaseException as error:  # noqa: BLE001  (a signal; raised again below)
             self._fail(error)
-        # A thread that waits for a dead connection must not hold up the end: whatever it
-        # has done is as good as what a killed process has done.
-        for thread in threads:
-            thread.join(_PATIENCE_SECONDS if self._error is not None else None)
+        self._wait_for_all()
         if self._error is not None:
             raise self._error
+
+    def _wait_for_one(self) -> None:
+        """Wait a moment, but no longer than until a thread ends that is waited for."""
+        thread = next((thread for thread in self._threads if thread.is_alive()), None)
+        if thread is not None:
+            thread.join(_LOOK_SECONDS)
+
+    def _wait_for_all(self) -> None:
+        """Wait for all threads; after a failure, for a moment only.
+
+        A thread that waits for a dead connection must not hold up the end: whatever it
+        has done is as good as what a killed process has done.
+        """
+        until = time.monotonic() + _PATIENCE_SECONDS
+        for thread in self._threads:
+            patience = max(0.0, until - time.monotonic()) if self._has_failed() else None
+            thread.join(patience)
 
     def _has_failed(self) -> bool:
         return self._error is not None

@@ -3,7 +3,8 @@
 Leftovers are multipart uploads that nobody has completed, objects in folders of versions
 without a manifest, probes, and the temporary objects of stores without multipart uploads.
 A running push leaves the same traces for a while, so nothing younger than a grace
-period is touched.
+period is touched, nor anything of a version in which something is: a push may well take
+longer than that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mxconvert.events import Reporter
-    from mxconvert.store import Client
+    from mxconvert.store import Client, PartStore, Upload
 
 DEFAULT_GRACE = 24 * 3600.0
 PROBE = f"{REFS}.probe-"
@@ -66,26 +67,46 @@ def find_leftovers(
     """
     now = time.time()
     found = [*_uploads(client, now, report), *_objects(client, now)]
-    old = [item for item in found if item.age is None or item.age >= grace]
+    busy = {_version_of(item) for item in found if item.age is not None and item.age < grace}
+    old = [item for item in found if _version_of(item) not in busy]
     if len(old) < len(found):
         message = (
-            f"{len(found) - len(old)} leftovers are younger than {grace:.0f} s and may belong to "
-            "a push under way"
+            f"{len(found) - len(old)} leftovers may belong to a push under way: something of "
+            f"their version is younger than {grace:.0f} s"
         )
         report(Notice(severity="info", code="in-grace", message=message))
     return sorted(old, key=lambda item: item.key)
 
 
-def remove_leftovers(client: Client, found: list[Leftover], report: Reporter = ignore) -> None:
-    """Remove leftovers; a version that got its manifest meanwhile is left alone."""
+def _version_of(item: Leftover) -> str:
+    """Return the folder of the version that something belongs to, else its own key."""
+    folder, slash, _ = item.key.partition("/")
+    return folder if slash and _is_version(folder) else item.key
+
+
+def _is_version(folder: str) -> bool:
+    return len(folder) == FOLDER_DIGITS and is_id(folder)
+
+
+def remove_leftovers(
+    client: Client, found: list[Leftover], report: Reporter = ignore
+) -> list[Leftover]:
+    """Remove leftovers; a version that got its manifest meanwhile is left alone.
+
+    Returns:
+        What was removed.
+    """
+    removed = []
     for item in found:
-        if item.kind is Kind.OBJECT and _has_manifest(client, item.key.split("/")[0]):
+        if item.kind is Kind.OBJECT and _has_manifest(client, _version_of(item)):
             continue
         if item.upload is not None and client.parts is not None:
             client.call(client.parts.abort, item.key, item.upload)
         else:
             client.delete(item.key)
         report(FileFinished(path=item.key, size_bytes=item.size))
+        removed.append(item)
+    return removed
 
 
 def _uploads(client: Client, now: float, report: Reporter) -> Iterator[Leftover]:
@@ -101,8 +122,19 @@ def _uploads(client: Client, now: float, report: Reporter) -> Iterator[Leftover]
         report(Notice(severity="warning", code="uploads-not-listed", message=message))
         return
     for upload in uploads:
-        size = sum(part.size for part in client.call(parts.parts, upload.key, upload.id))
-        yield Leftover(Kind.UPLOAD, upload.key, size, now - upload.started, upload.id)
+        size = _size(client, parts, upload)
+        if size is not None:
+            yield Leftover(Kind.UPLOAD, upload.key, size, now - upload.started, upload.id)
+
+
+def _size(client: Client, parts: PartStore, upload: Upload) -> int | None:
+    """Return the bytes of an upload, ``None`` if it has ended meanwhile."""
+    try:
+        return sum(part.size for part in client.call(parts.parts, upload.key, upload.id))
+    except StoreError as error:
+        if error.fault is not StoreFault.MISSING:
+            raise
+        return None
 
 
 def _objects(client: Client, now: float) -> Iterator[Leftover]:
@@ -112,7 +144,7 @@ def _objects(client: Client, now: float) -> Iterator[Leftover]:
         folder, slash, _ = info.key.partition("/")
         if info.key.startswith(PROBE):
             yield Leftover(Kind.PROBE, info.key, info.size, age)
-        elif slash and len(folder) == FOLDER_DIGITS and is_id(folder):
+        elif slash and _is_version(folder):
             if folder not in finished:
                 finished[folder] = _has_manifest(client, folder)
             if not finished[folder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,13 +44,20 @@ class LocalArtifact:
         """Give a descriptor of one of its files.
 
         Raises:
-            LocalError: It cannot be opened, or is not the file that was seen.
+            LocalError: It cannot be opened.
+            VerificationError: It is not the file that was seen.
         """
         path = self.folder.root / entry.path
         try:
             fd = self.folder.open(entry.path)
         except OSError as error:
-            raise LocalError.unreadable(path, error) from error
+            if error.errno and error.errno != errno.ELOOP:
+                raise LocalError.unreadable(path, error) from error
+            raise VerificationError(
+                f"{path}: was replaced or resized during the push",
+                hint="let nothing write to the folder and run the same command again",
+                code="changed",
+            ) from error
         try:
             yield fd
         finally:

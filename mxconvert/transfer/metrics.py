@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -34,7 +35,11 @@ _HELP = {
 
 
 class MetricsFile:
-    """A reporter that writes a file every few seconds and at the end, each time whole."""
+    """A reporter that writes a file every few seconds and at the end, each time whole.
+
+    Raises:
+        LocalError: The file cannot be written: when made, and later on too.
+    """
 
     def __init__(self, path: Path, command: str, counters: Counters, following: Reporter) -> None:
         self._path = path
@@ -45,6 +50,7 @@ class MetricsFile:
         self._began = time.monotonic()
         self._next = 0.0
         self._values = dict.fromkeys(_HELP, 0.0)
+        self._write()
 
     def __call__(self, event: Event) -> None:
         """Take one event and pass it on."""
@@ -54,7 +60,8 @@ class MetricsFile:
             if time.monotonic() < self._next:
                 return
             self._next = time.monotonic() + _EVERY_SECONDS
-            self._write()
+            with contextlib.suppress(LocalError):
+                self._write()
 
     def _count(self, event: Event) -> None:
         values = self._values
@@ -72,11 +79,12 @@ class MetricsFile:
         """Write the last figures.
 
         Raises:
-            LocalError: The file cannot be written.
+            LocalError: The file cannot be written, and all else went well.
         """
         with self._lock:
             self._values["success"] = float(success)
-            self._write()
+            with contextlib.nullcontext() if success else contextlib.suppress(LocalError):
+                self._write()
 
     def _write(self) -> None:
         counters, values = self._counters, self._values

@@ -47,8 +47,14 @@ def plan_parts(
         asked: What the user asks for; raised where it must be.
 
     Raises:
-        UsageError: The file is larger than the store's largest object.
+        UsageError: The file is larger than the store's largest object, or more is asked
+            for than the store takes in a part.
     """
+    if asked is not None and asked > limits.largest:
+        raise UsageError(
+            f"--part-size {asked}: the store takes parts of at most {limits.largest} bytes",
+            code="part-size",
+        )
     most = min(limits.object_size, limits.count * (limits.largest // chunk_size) * chunk_size)
     if size > most:
         raise UsageError(

@@ -2,139 +2,124 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import threading
-from dataclasses import dataclass, field
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.digest import ChunkHasher, FileDigest, xxh3_128
+from mxconvert.digest import ChunkHasher
 from mxconvert.events import Advanced, FileFinished
+from mxconvert.verify.passes import FilePass
 from mxconvert.verify.report import Check, Collector
-from mxconvert.verify.structure import SCALE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from mxconvert.digest import StreamingHash
+    from mxconvert.digest import ChunkDigest, FileDigest
     from mxconvert.events import Reporter
-    from mxconvert.folder import Folder
     from mxconvert.manifest import FileEntry, TensorRecord
+    from mxconvert.verify.passes import TensorPass
+    from mxconvert.verify.place import Place
 
-PIECE_SIZE = 4 * 1024 * 1024
-_NAN_SCALE = b"\xff"
 _SHOWN = 4
-
-
-@dataclass(slots=True)
-class _Span:
-    """One tensor of the file under way."""
-
-    record: TensorRecord
-    hasher: StreamingHash
-    nan_at: int | None = None
-
-
-@dataclass(slots=True)
-class TensorPass:
-    """Hashes each tensor of a file while its bytes go by, and looks at scale bytes.
-
-    Records must be sorted by their begin and must not overlap.
-    """
-
-    records: Sequence[TensorRecord]
-    spans: list[_Span] = field(default_factory=list)
-    _next: int = 0
-
-    def update(self, offset: int, buffer: bytearray, count: int) -> None:
-        """Take ``count`` bytes of the file that begin at ``offset``."""
-        stop = offset + count
-        view = memoryview(buffer)
-        while self._next < len(self.records):
-            record = self.records[self._next]
-            if record.begin >= stop and record.end > record.begin:
-                return
-            if len(self.spans) == self._next:
-                self.spans.append(_Span(record, xxh3_128()))
-            span = self.spans[self._next]
-            first, last = max(record.begin, offset) - offset, min(record.end, stop) - offset
-            if first < last:
-                span.hasher.update(view[first:last])
-                self._look_for_nan(span, buffer, offset, first, last)
-            if record.end > stop:
-                return
-            self._next += 1
-
-    @staticmethod
-    def _look_for_nan(span: _Span, buffer: bytearray, offset: int, first: int, last: int) -> None:
-        if span.nan_at is None and span.record.name.endswith(SCALE):
-            at = buffer.find(_NAN_SCALE, first, last)
-            if at >= 0:
-                span.nan_at = offset + at - span.record.begin
 
 
 @dataclass(frozen=True, slots=True)
 class DigestTask:
-    """A file to check, and the tensors that the tensor list places in it."""
+    """A file to check, and the tensors that the tensor list places in it.
+
+    ``chunks`` are the only ones to read; ``None`` reads the whole file.
+    """
 
     entry: FileEntry
     records: Sequence[TensorRecord]
+    chunks: range | None = None
 
 
 class DigestCheck:
-    """Checks whole files; one instance serves all threads."""
+    """Checks whole files, or chunks of them; one instance serves all threads.
+
+    What is not right is read once more before it is called wrong.
+    """
 
     def __init__(
-        self, folder: Folder, chunk_size: int, collector: Collector, reporter: Reporter
+        self, place: Place, chunk_size: int, collector: Collector, reporter: Reporter
     ) -> None:
-        self._folder = folder
+        self._place = place
         self._chunk_size = chunk_size
         self._collector = collector
         self._report = reporter
-        self._local = threading.local()
 
     def check(self, task: DigestTask) -> None:
-        """Read one file and compare every digest."""
-        entry = task.entry
-        tensors = TensorPass(task.records)
+        """Read what the task asks for of one file and compare every digest."""
+        entry, chunks = task.entry, task.chunks
+        size = entry.size if chunks is None else sum(self._length(entry, i) for i in chunks)
         self._collector.look(entry.path, Check.DIGEST)
         try:
-            digest = self._read(entry, tensors)
+            good = self._check_whole(task) if chunks is None else self._check_chunks(task, chunks)
         except OSError as error:
             message = f"{entry.path}: cannot be read: {error.strerror}"
             self._collector.fail(Check.DIGEST, "unreadable", message, path=entry.path)
-            self._report(FileFinished(path=entry.path, size_bytes=entry.size, ok=False))
-            return
+            good = False
+        self._report(FileFinished(path=entry.path, size_bytes=size, ok=good))
+
+    # ----------------------------------------------------------------------- reading
+
+    def _check_whole(self, task: DigestTask) -> bool:
+        entry = task.entry
+        state = FilePass(entry, self._chunk_size, task.records)
+        furthest = 0
+        while state.offset < entry.size:
+            for _ in self._feed(state, entry):
+                self._report(Advanced(num_bytes=max(0, state.offset - furthest)))
+                furthest = max(furthest, state.offset)
+        for index in state.mended:
+            self._note_mended(entry, index)
+        digest = state.finish()
         self._collector.count("files_read")
         self._collector.count("bytes_read", digest.size_bytes)
         good = self._compare(entry, digest, task.records)
-        good = self._compare_tensors(entry, tensors) and good
-        self._report(FileFinished(path=entry.path, size_bytes=entry.size, ok=good))
+        return self._compare_tensors(entry, state.tensors) and good
 
-    def _buffer(self) -> bytearray:
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = bytearray(PIECE_SIZE)
-        buffer: bytearray = self._local.buffer
-        return buffer
+    def _feed(self, state: FilePass, entry: FileEntry) -> Iterator[None]:
+        """Read on until the end of the file, or until bytes have to come again."""
+        pieces = self._place.pieces(entry.path, state.offset, entry.size)
+        with contextlib.closing(pieces):
+            for piece in pieces:
+                wanted = state.update(piece)
+                yield
+                if not wanted:
+                    return
 
-    def _read(self, entry: FileEntry, tensors: TensorPass) -> FileDigest:
-        buffer = self._buffer()
-        sha, chunks, offset = hashlib.sha256(), ChunkHasher(self._chunk_size), 0
-        fd = self._folder.open(entry.path)
-        try:
-            while offset < entry.size:
-                count = os.preadv(fd, [memoryview(buffer)], offset)
-                if count == 0:
-                    raise OSError(0, f"it ended at byte {offset} while it was read")
-                view = memoryview(buffer)[:count]
-                sha.update(view)
-                chunks.update(view)
-                tensors.update(offset, buffer, count)
-                offset += count
-                self._report(Advanced(num_bytes=count))
-        finally:
-            os.close(fd)
-        return chunks.finish(sha.hexdigest())
+    def _check_chunks(self, task: DigestTask, chunks: range) -> bool:
+        good = True
+        for index in chunks:
+            expected, found = task.entry.chunks[index], self._read_chunk(task.entry, index)
+            length = self._length(task.entry, index)
+            self._report(Advanced(num_bytes=length))
+            self._collector.count("chunks_read")
+            self._collector.count("bytes_read", length)
+            if found != expected:
+                found = self._read_chunk(task.entry, index)
+                if found == expected:
+                    self._note_mended(task.entry, index)
+            good = self._compare_chunk(task, index, found) and good
+        return good
+
+    def _read_chunk(self, entry: FileEntry, index: int) -> ChunkDigest:
+        hasher = ChunkHasher(self._chunk_size)
+        begin = index * self._chunk_size
+        end = begin + self._length(entry, index)
+        for piece in self._place.pieces(entry.path, begin, end):
+            hasher.update(piece)
+            self._report(Advanced(num_bytes=0))  # a place to stop
+        return hasher.end_chunk()
+
+    def _length(self, entry: FileEntry, index: int) -> int:
+        return min(self._chunk_size, entry.size - index * self._chunk_size)
+
+    def _note_mended(self, entry: FileEntry, index: int) -> None:
+        message = f"{entry.path}: chunk {index} was wrong when it was first read, and right again"
+        self._collector.note("read-again", message, entry.path)
 
     # --------------------------------------------------------------------- comparing
 
@@ -168,6 +153,18 @@ class DigestCheck:
             return True
         return False
 
+    def _compare_chunk(self, task: DigestTask, index: int, found: ChunkDigest) -> bool:
+        expected = task.entry.chunks[index]
+        if found == expected:
+            return True
+        self._collector.count("chunks_differing")
+        where = f"chunk {index} {self._describe(task.entry, index, task.records)};"
+        if found.xxh3_128 != expected.xxh3_128:
+            self._fail(task.entry, where, "XXH3-128", expected.xxh3_128, found.xxh3_128)
+        else:
+            self._fail(task.entry, where, "CRC64-NVME", expected.crc64nvme, found.crc64nvme)
+        return False
+
     def _fail(self, entry: FileEntry, what: str, kind: str, expected: str, found: str) -> None:
         message = f"{entry.path}: {what} {kind}"
         self._collector.fail(
@@ -178,17 +175,20 @@ class DigestCheck:
         """Say which part of the file differs."""
         if not bad:
             return "every chunk agrees, but the"
-        begin = bad[0] * self._chunk_size
-        end = min(begin + self._chunk_size, entry.size)
-        text = (
+        return (
             f"{len(bad)} of {len(entry.chunks)} chunks differ, the first is chunk {bad[0]} "
-            f"(bytes {begin} to {end})"
+            f"{self._describe(entry, bad[0], records)};"
         )
+
+    def _describe(self, entry: FileEntry, index: int, records: Sequence[TensorRecord]) -> str:
+        begin = index * self._chunk_size
+        end = begin + self._length(entry, index)
+        text = f"(bytes {begin} to {end})"
         names = [record.name for record in records if record.begin < end and record.end > begin]
         if names:
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             text += f", which holds {', '.join(names[:_SHOWN])}{more}"
-        return f"{text};"
+        return text
 
     def _compare_tensors(self, entry: FileEntry, tensors: TensorPass) -> bool:
         good = len(tensors.spans) == len(tensors.records)

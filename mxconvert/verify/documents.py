@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
-    from mxconvert.folder import Folder
+    from mxconvert.verify.place import Place
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 STALE_NAME = "hf_quant_config.json"
 
 
-def read_object(folder: Folder, path: str, collector: Collector) -> dict[str, Any] | None:
+def read_object(place: Place, path: str, collector: Collector) -> dict[str, Any] | None:
     """Return a JSON object, ``None`` after a finding."""
     collector.look(path, Check.STRUCTURE)
     try:
-        value = json.loads(folder.read(path).decode(), object_pairs_hook=_unique)
+        value = json.loads(place.read(path).decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         message = f"{path}: not a JSON document: {error}"
     except OSError as error:
@@ -43,10 +43,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_weight_map(
-    folder: Folder, path: str, collector: Collector
+    place: Place, path: str, collector: Collector
 ) -> tuple[dict[str, str], object] | None:
     """Return the index's weight_map and its total_size, ``None`` after a finding."""
-    document = read_object(folder, path, collector)
+    document = read_object(place, path, collector)
     if document is None:
         return None
     weight_map, metadata = document.get("weight_map"), document.get("metadata")

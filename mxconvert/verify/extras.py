@@ -18,7 +18,7 @@ from mxconvert.verify.report import Check, Collector
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from mxconvert.folder import Folder
+    from mxconvert.verify.place import Place
 
 _PARTIAL = ".partial"
 _UNFINISHED_HINT = "run quantize again to resume it, or remove what it left"
@@ -36,7 +36,7 @@ def ignored(path: str, patterns: Sequence[str]) -> bool:
 
 
 def check_extras(
-    folder: Folder,
+    place: Place,
     listed: Collection[str],
     patterns: Sequence[str],
     collector: Collector,
@@ -46,7 +46,7 @@ def check_extras(
     """Report what is in the folder and not in the manifest.
 
     Args:
-        folder: What is there.
+        place: What is there.
         listed: Paths that belong there, besides the manifest and a report of errors.
         patterns: Globs of paths to leave aside; each path left aside is noted.
         collector: Receives findings and notes.
@@ -54,18 +54,18 @@ def check_extras(
     """
     expected = {*listed, MANIFEST_NAME, REPORT_NAME}
     extras = [
-        *(_extra_file(path) for path in folder.files if path not in expected),
+        *(_extra_file(path) for path in place.files if path not in expected),
         *(
             _Extra(path, f"{kind}, not in the manifest", "special-file", fails=True)
-            for path, kind in folder.special.items()
+            for path, kind in place.special.items()
             if path not in expected
         ),
-        *(_Extra(path, "an empty folder") for path in folder.empty),
+        *(_Extra(path, "an empty folder") for path in place.empty),
         *(
             _Extra(path, f"cannot be listed: {why}", "unreadable", fails=True)
-            for path, why in folder.unreadable.items()
+            for path, why in place.unreadable.items()
         ),
-        *map(_hidden_folder, folder.hidden),
+        *map(_hidden_folder, place.hidden),
     ]
     for extra in sorted(extras):
         collector.count("extra_files")

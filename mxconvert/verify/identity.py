@@ -10,8 +10,8 @@ from mxconvert.manifest import MANIFEST_NAME, Manifest, artifact_id, parse_manif
 from mxconvert.verify.report import Check, Collector
 
 if TYPE_CHECKING:
-    from mxconvert.folder import Folder
     from mxconvert.verify.options import VerifyOptions
+    from mxconvert.verify.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,17 @@ class Identity:
     id: str
 
 
-def find_manifest(folder: Folder, options: VerifyOptions, collector: Collector) -> Identity | None:
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An id, or its first digits, that something else than the manifest promises."""
+
+    id: str
+    by: str
+
+
+def find_manifest(
+    place: Place, options: VerifyOptions, collector: Collector, named: Named | None = None
+) -> Identity | None:
     """Return the manifest to check against, ``None`` if there is none to trust.
 
     Findings about a missing, malformed or unexpected manifest go to ``collector``.
@@ -32,7 +42,9 @@ def find_manifest(folder: Folder, options: VerifyOptions, collector: Collector) 
         VerificationError: ``options.manifest`` is not a manifest.
     """
     collector.look(MANIFEST_NAME, Check.MANIFEST)
-    own = _own(folder, collector)
+    own = _own(place, collector)
+    if own is not None and named is not None and not own.id.startswith(named.id):
+        _ids_differ(collector, named.id, own.id, where=f" from {named.by}")
     if options.manifest is None:
         if own is not None and options.expect_id and not own.id.startswith(options.expect_id):
             _ids_differ(collector, options.expect_id, own.id)
@@ -49,16 +61,14 @@ def find_manifest(folder: Folder, options: VerifyOptions, collector: Collector) 
     return given
 
 
-def _own(folder: Folder, collector: Collector) -> Identity | None:
+def _own(place: Place, collector: Collector) -> Identity | None:
     def fail(code: str, message: str) -> None:
         collector.fail(Check.MANIFEST, code, message, path=MANIFEST_NAME)
 
-    if MANIFEST_NAME in folder.special:
-        fail(
-            "special-file", f"{MANIFEST_NAME}: {folder.special[MANIFEST_NAME]}, not a regular file"
-        )
+    if MANIFEST_NAME in place.special:
+        fail("special-file", f"{MANIFEST_NAME}: {place.special[MANIFEST_NAME]}, not a regular file")
         return None
-    if MANIFEST_NAME not in folder.files:
+    if MANIFEST_NAME not in place.files:
         fail(
             "no-manifest",
             f"no {MANIFEST_NAME}: this is not a finished artifact, and nothing says what its "
@@ -66,7 +76,7 @@ def _own(folder: Folder, collector: Collector) -> Identity | None:
         )
         return None
     try:
-        data = folder.read(MANIFEST_NAME)
+        data = place.read(MANIFEST_NAME)
         return Identity(parse_manifest(data, MANIFEST_NAME), artifact_id(data))
     except VerificationError as error:
         fail(error.code, error.message)

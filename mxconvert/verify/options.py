@@ -27,7 +27,8 @@ class VerifyOptions:
         level: ``structure`` reads headers, ``digest`` every byte, ``numeric`` the source too.
         source: The source checkpoint's folder; needed at level numeric.
         sample: ``N/T``: at level numeric compare every T-th weight, beginning with the
-            N-th. Default: all, or a stated sample of a large source.
+            N-th. Default: all, or a stated sample of a large source. At level digest
+            compare every T-th chunk, counted over all files in the manifest's order.
         strict: Whether harmless extra files fail too.
         ignore: Globs of extra files and folders to leave aside.
         expect_id: The artifact's id, or its first 16 to 63 digits.
@@ -56,6 +57,13 @@ class VerifyOptions:
         """
         if self.sample is not None:
             Sample.parse(self.sample)
+            if self.level is Level.STRUCTURE:
+                raise UsageError(
+                    "--sample reads a part of the bytes, and this level reads none",
+                    hint="leave one of them out: --sample N/T checks everything of the "
+                    "structure as well",
+                    code="contradiction",
+                )
         if self.level is Level.NUMERIC and self.source is None:
             raise UsageError(
                 "--level numeric makes every weight again from the source and needs --source",

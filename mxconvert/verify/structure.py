@@ -6,7 +6,6 @@ fit is remembered, so that memory stays small beside a model of half a million t
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,10 @@ from mxconvert.verify.report import Check, Collector
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mxconvert.folder import Folder
     from mxconvert.manifest import FileEntry, TensorRecord
     from mxconvert.model import TensorInfo
     from mxconvert.verify.config import Declaration
+    from mxconvert.verify.place import Place
 
 PACKED, SCALE = PACKED_SUFFIX, SCALE_SUFFIX
 WEIGHT = ".weight"
@@ -30,16 +29,12 @@ _LINEAR_RANK = 2
 _BYTE = "U8"
 
 
-def read_header(folder: Folder, path: str, collector: Collector) -> list[TensorInfo] | None:
+def read_header(place: Place, path: str, collector: Collector) -> list[TensorInfo] | None:
     """Return a weight file's tensors in order of offset, ``None`` after a finding."""
     try:
-        fd = folder.open(path)
-        try:
-            size = folder.files[path].size
-            length = st.header_length(os.pread(fd, st.PREFIX_SIZE, 0), path, size)
-            raw = os.pread(fd, length, st.PREFIX_SIZE)
-        finally:
-            os.close(fd)
+        size = place.files[path].size
+        length = st.header_length(place.read_range(path, 0, st.PREFIX_SIZE), path, size)
+        raw = place.read_range(path, st.PREFIX_SIZE, st.PREFIX_SIZE + length)
         tensors = st.parse_header(raw, path, size)
         metadata = st.read_metadata(raw, path)
     except SourceError as error:

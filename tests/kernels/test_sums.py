@@ -201,6 +201,26 @@ def test_every_saturated_and_flushed_lane_counts(summing, dtype):
     assert (found.saturated, found.flushed) == (31 * 64, 32 * 64 - 64 + 64)
 
 
+def test_zeros_are_not_flushed(summing, dtype, rule):
+    """In whole chunks, flushed elements are the zero codes less the zeros, of either sign."""
+    bits = spread_bits(dtype, 256, seed=28, top=dtype.layout.bias)
+    bits[64:128, ::3] = 0
+    bits[130, 5] = dtype.layout.magnitude_mask + 1
+    bits[200, :31] = 0
+    expected = assert_sums(summing, bits, dtype, rule)
+    assert 0 < expected.flushed < 256 * 32
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 100, 127, 128, 191])
+def test_one_far_block_among_near_ones(summing, place, rule):
+    """Its chunk is summed block by block, the chunks before and after are not."""
+    bits = spread_bits(FloatType.BF16, 192, seed=29, top=127)
+    bits[place] = spread_bits(FloatType.BF16, 1, seed=30, top=250)[0]
+    assert_sums(summing, bits, FloatType.BF16, rule)
+    bits[place, 7] = FloatType.BF16.layout.infinity
+    assert assert_sums(summing, bits, FloatType.BF16, rule).blocks == 191
+
+
 def test_all_three_exponents(summing):
     rows = [[4.0, *[0.25] * 31], [5.0, 1.0], [7.75, 4.0]]
     found = sum_errors(summing, encode(rows * 43, FloatType.BF16), FloatType.BF16, ScaleRule.MSE)

@@ -9,6 +9,7 @@
 * `runs`: stop and kill runs at named places, and compare what they left with a clean run.
 * `seaweed`: the S3 server that tests talk to; fixtures ``s3`` and ``bucket``.
 * `faults`: a proxy before that server that logs and disturbs; fixture ``proxy``.
+* `large`: artifacts whose files go in several parts; fixture ``large``.
 * `contract`: what holds for every conversion, and for every refusal.
 """
 

@@ -31,6 +31,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -218,19 +219,18 @@ def _command(ports: Mapping[str, int]) -> list[str]:
 
 def _ready(server: S3Server) -> bool:
     """Whether a signed request succeeds: all parts are up, and the user is known."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError  # noqa: A004
 
     try:
         server._client.list_buckets()
         server.put(server.make_bucket("ready"), "ready", b"ready")
-    except (BotoCoreError, ClientError):
+    except (ClientError, ConnectionError, HTTPClientError):
         return False
     return True
 
 
 def _launch(folder: Path, watched: int) -> S3Server:
-    """Start a server in a new folder that lives as long as a process; return when it serves."""
-    folder.mkdir(parents=True)
+    """Start a server in an empty folder that lives as long as a process; return when it serves."""
     (folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\ncopy_other = 1\n")
     ports = {part: _free_port() for part in _PORTS}
     user = {"access_key": "AKIDTEST", "secret_key": "test-secret"}
@@ -243,22 +243,29 @@ def _launch(folder: Path, watched: int) -> S3Server:
     with (folder / "log").open("wb") as log:
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         subprocess.run([*guard, *_command(ports)], env=env, check=True, **streams)
+    try:
+        _await(server, folder)
+    except BaseException:
+        server.close()
+        stop(folder)
+        raise
+    return server
+
+
+def _await(server: S3Server, folder: Path) -> None:
+    """Wait until a server serves; fail with its log's end."""
     end = time.monotonic() + START_S
     while not _ready(server):
         if time.monotonic() > end or (folder / "ended").exists():
             log = (folder / "log").read_text(errors="replace")
-            stop(folder)
-            raise AssertionError(
-                f"SeaweedFS did not start in {folder}; its log ends:\n{log[-4000:]}"
-            )
+            raise AssertionError(f"no SeaweedFS in {folder}; its log ends:\n{log[-4000:]}")
         time.sleep(0.05)
-    return server
 
 
 def stop(folder: Path) -> None:
     """End the server whose data is in a folder; its guard removes the folder."""
-    pid = int((folder / "guard.pid").read_text())
-    os.kill(pid, signal.SIGTERM)
+    if not (folder / "ended").exists():
+        os.kill(int((folder / "guard.pid").read_text()), signal.SIGTERM)
 
 
 def shared_server(root: Path, watched: int) -> S3Server:
@@ -271,9 +278,9 @@ def shared_server(root: Path, watched: int) -> S3Server:
     state = root / "seaweedfs.json"
     with (root / "seaweedfs.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not state.exists():
-            server = _launch(root / "seaweedfs", watched)
-            fields = ("endpoint", "access_key", "secret_key")
-            state.write_text(json.dumps({name: getattr(server, name) for name in fields}))
-            return server
-        return S3Server(**json.loads(state.read_text()))
+        if state.exists():
+            return S3Server(**json.loads(state.read_text()))
+        server = _launch(Path(tempfile.mkdtemp(prefix="seaweedfs-", dir=root)), watched)
+        fields = ("endpoint", "access_key", "secret_key")
+        state.write_text(json.dumps({name: getattr(server, name) for name in fields}))
+        return server

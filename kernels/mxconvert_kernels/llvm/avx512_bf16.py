@@ -35,8 +35,8 @@ def look_up(emitter: Emitter, table: Value, indices: Value) -> Value:
     return Value(emitter, emitter.builder.call(function, [table.raw, indices.raw]))
 
 
-def add_squares(emitter: Emitter, total: Value, lanes: Value) -> Value:
-    """Add the squares of `<32 x i16>` BF16 values, two to each float lane (VDPBF16PS).
+def add_products(emitter: Emitter, total: Value, lanes: Value, others: Value) -> Value:
+    """Add the products of `<32 x i16>` BF16 values, two to each float lane (VDPBF16PS).
 
     Rounds to nearest; what is subnormal counts as zero, whatever the thread's modes are.
     """
@@ -44,5 +44,5 @@ def add_squares(emitter: Emitter, total: Value, lanes: Value) -> Value:
     function = emitter.declare(
         "llvm.x86.avx512bf16.dpbf16ps.512", floats, [floats, bfloats, bfloats]
     )
-    values = emitter.builder.bitcast(lanes.raw, bfloats)
-    return Value(emitter, emitter.builder.call(function, [total.raw, values, values]))
+    factors = [emitter.builder.bitcast(value.raw, bfloats) for value in (lanes, others)]
+    return Value(emitter, emitter.builder.call(function, [total.raw, *factors]))

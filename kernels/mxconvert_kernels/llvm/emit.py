@@ -133,6 +133,11 @@ class Value:
         """The sum of all lanes of a vector of integers."""
         return self._reduce("add")
 
+    def count_true(self) -> Value:
+        """How many lanes of a comparison hold, i64."""
+        bits = self.bitcast(ir.IntType(self.type.count))
+        return bits._intrinsic("ctpop").resize(I64)  # noqa: SLF001  (its own class)
+
     def zext(self, element: ir.Type) -> Value:
         """Widen each lane with zeros."""
         return self._convert("zext", element)
@@ -266,6 +271,12 @@ class Emitter:
         constant.align = 64
         constant.initializer = ir.Constant(kind, bytearray(content))
         return Value(self, constant)
+
+    def stack(self, size_bytes: int) -> Value:
+        """A pointer to memory of this call, before any loop."""
+        memory = self.builder.alloca(ir.ArrayType(I8, size_bytes))
+        memory.type = POINTER
+        return Value(self, memory)
 
     def coerce(self, operand: Operand, kind: ir.Type) -> ir.Value:
         """The operand itself, or a Python number as a constant of a type."""

@@ -6,7 +6,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mxconvert_kernels.lanes import FLOAT32_MANTISSA_BITS, LIFT_BELOW_FIELD, LIFT_EXPONENT
-from mxconvert_kernels.llvm.avx512_bf16 import add_squares, look_up
+from mxconvert_kernels.llvm.avx512_bf16 import add_products, look_up
 from mxconvert_kernels.llvm.emit import F32, F64, I16, I32, I64, Emitter, Value, vector
 from mxconvert_kernels.llvm.widen import lift_lanes, widen
 from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, SCALE_BIAS, SIGN_BIT, FloatType
@@ -34,15 +34,31 @@ ROW: Final = 8 * HALF
 LARGEST, FLUSHED, SATURATED, BELOW, ABOVE = range(SUMS * ROW, SUMS * ROW + 40, 8)
 RESULT_BYTES: Final = SUMS * ROW + 40
 
-ONE_FLUSHED: Final = 1
-ONE_SATURATED: Final = 1 << 8
-"""How the two counts share 16 bits, for up to 255 blocks."""
-
 _MAX_CODE: Final = len(E2M1_HALVES) - 1
 _FLOAT64_BIAS: Final = 1023
 _FLOAT64_MANTISSA_BITS: Final = 52
 _F32_BITS: Final = 32
-_TABLE_ROW: Final = 3 * 2 * BLOCK_SIZE
+_BF16_SIGN: Final = 1 << 15
+_TABLE_ROW: Final = 2 * 2 * BLOCK_SIZE
+_MINUS: Final = 0xBF803F80
+"""1 and -1 in BF16, which turn a pair of values into their difference."""
+
+_GROUP: Final = 8
+"""Lanes of 16 bits in 128 bits, within which x86 interleaves vectors."""
+
+
+def _interleave(half: int) -> list[int]:
+    """Lanes of x and q in turn, from one half of each group of both."""
+    first = half * _GROUP // 2
+    return [
+        lane + which
+        for group in range(0, BLOCK_SIZE, _GROUP)
+        for lane in range(group + first, group + first + _GROUP // 2)
+        for which in (0, BLOCK_SIZE)
+    ]
+
+
+_INTERLEAVED: Final = _interleave(0), _interleave(1)
 
 
 class Chunk(NamedTuple):
@@ -50,19 +66,21 @@ class Chunk(NamedTuple):
 
     squares: Sequence[Value]
     """`<16 x float>`: x * x, q * q and err * err, each in as many vectors."""
-    counts: Value
-    """`ONE_FLUSHED` and `ONE_SATURATED` for each such element, `<32 x i16>`."""
+    saturated: Value
+    """How many in each lane, `<32 x i16>`."""
+    smallest: Value
+    """The smallest magnitudes, bits in the elements' lanes."""
     largest: Value
     """The bits of the largest errors, like the magnitudes."""
 
     def flatten(self) -> list[Value]:
         """All values in a row, as loops carry them."""
-        return [*self.squares, self.counts, self.largest]
+        return [*self.squares, self.saturated, self.smallest, self.largest]
 
     @classmethod
     def restore(cls, values: Sequence[Value]) -> Chunk:
         """The inverse of `flatten`."""
-        return cls(values[:-2], values[-2], values[-1])
+        return cls(values[:-3], *values[-3:])
 
 
 class Result:
@@ -115,9 +133,8 @@ class BlockAdder:
             vector(self.lane, BLOCK_SIZE), (1 << self.lane.width - 1) - 1
         )
         self._high_half = self._pin(vector(I32, HALF), 0xFFFF0000)
-        counts = vector(I16, BLOCK_SIZE)
-        self._one_flushed = self._pin(counts, ONE_FLUSHED)
-        self._one_saturated = self._pin(counts, ONE_SATURATED)
+        self._one = self._pin(vector(I16, BLOCK_SIZE), 1)
+        self._minus = self._pin(vector(I32, HALF), _MINUS)
         self._rows = self._rows_of_scales() if self._native else None
 
     def empty_chunk(self, largest: Value) -> Chunk:
@@ -125,44 +142,69 @@ class BlockAdder:
         constant = self._emitter.constant
         vectors = SUMS if self._native else 2 * SUMS
         squares = [constant(vector(F32, HALF), 0)] * vectors
-        return Chunk(squares, constant(vector(I16, BLOCK_SIZE), 0), largest)
+        return Chunk(
+            squares,
+            constant(vector(I16, BLOCK_SIZE), 0),
+            constant(vector(self.lane, BLOCK_SIZE), (1 << self.lane.width) - 1),
+            largest,
+        )
 
-    def add_near(self, chunk: Chunk, magnitudes: Value, codes: Value, scale_byte: Value) -> Chunk:
+    def add_near(self, chunk: Chunk, bits: Value, codes: Value, scale_byte: Value) -> Chunk:
         """Add a block whose scale is near.
 
         Args:
             chunk: What there is.
+            bits: The elements.
+            codes: With signs, `<32 x i16>`.
+            scale_byte: i32.
+        """
+        if self._rows is None:
+            return self._add_portable(
+                chunk, bits & self._dtype.layout.magnitude_mask, codes, scale_byte
+            )
+        magnitudes = bits & self._magnitude_bits
+        decoded, largest = self._look_up(self._rows, codes, scale_byte)
+        none = self._emitter.constant(vector(F32, HALF), 0)
+        pairs = (bits.lanes_with(decoded, indices) for indices in _INTERLEAVED)
+        errors = [add_products(self._emitter, none, pair, self._minus) for pair in pairs]
+        joined = _join(errors, self.lane)
+        terms = zip(chunk.squares, (bits, decoded, joined), strict=True)
+        squares = [add_products(self._emitter, total, lanes, lanes) for total, lanes in terms]
+        return self._count(chunk, squares, magnitudes, largest, joined)
+
+    def _add_portable(
+        self, chunk: Chunk, magnitudes: Value, codes: Value, scale_byte: Value
+    ) -> Chunk:
+        if self._dtype is FloatType.F16:
+            magnitudes = widen(magnitudes, self._dtype)
+        half_scale = ((scale_byte - 1) << self._mantissa_bits).resize(self.lane).splat(BLOCK_SIZE)
+        decoded = _decode(codes.resize(self.lane) & _MAX_CODE, half_scale, self._mantissa_bits)
+        largest = half_scale + _offset(_MAX_CODE, self._mantissa_bits)
+        x, q = self._floats(magnitudes), self._floats(decoded)
+        errors = [one.fsub(other) for one, other in zip(x, q, strict=True)]
+        terms = zip([*x, *q, *errors], chunk.squares, strict=True)
+        squares = [value.fmuladd(value, total) for value, total in terms]
+        return self._count(chunk, squares, magnitudes, largest, _join(errors, self.lane))
+
+    def _count(
+        self, chunk: Chunk, squares: list[Value], magnitudes: Value, largest: Value, errors: Value
+    ) -> Chunk:
+        saturated = magnitudes.compare("u>", largest).select(self._one, 0)
+        return Chunk(
+            squares,
+            chunk.saturated + saturated,
+            chunk.smallest.umin(magnitudes),
+            chunk.largest.umax(errors & self._magnitude_bits),
+        )
+
+    def add_far(self, magnitudes: Value, codes: Value, scale_byte: Value) -> None:
+        """Add any block of numbers, in float64 and to memory.
+
+        Args:
             magnitudes: Magnitude bits in the elements' type.
             codes: With signs, `<32 x i16>`.
             scale_byte: i32.
         """
-        if self._dtype is FloatType.F16:
-            magnitudes = widen(magnitudes, self._dtype)
-        if self._rows is not None:
-            decoded, largest, quarter = self._look_up(self._rows, codes, scale_byte)
-        else:
-            half_scale = ((scale_byte - 1) << self._mantissa_bits).resize(self.lane)
-            half_scale = half_scale.splat(BLOCK_SIZE)
-            decoded = _decode(codes.resize(self.lane) & _MAX_CODE, half_scale, self._mantissa_bits)
-            largest = half_scale + _offset(_MAX_CODE, self._mantissa_bits)
-            quarter = half_scale - (1 << self._mantissa_bits)
-        x, q = self._floats(magnitudes), self._floats(decoded)
-        errors = [one.fsub(other) for one, other in zip(x, q, strict=True)]
-        sizes = _join(errors, self.lane) & self._magnitude_bits
-        if self._native:
-            pairs = zip(chunk.squares, (magnitudes, decoded, sizes), strict=True)
-            squares = [add_squares(self._emitter, total, lanes) for total, lanes in pairs]
-        else:
-            terms = zip([*x, *q, *errors], chunk.squares, strict=True)
-            squares = [value.fmuladd(value, total) for value, total in terms]
-        is_flushed = magnitudes.compare("u<=", quarter) & magnitudes.compare("u>", 0)
-        is_saturated = magnitudes.compare("u>", largest)
-        flushed = is_flushed.select(self._one_flushed, 0)
-        saturated = is_saturated.select(self._one_saturated, 0)
-        return Chunk(squares, chunk.counts + flushed + saturated, chunk.largest.umax(sizes))
-
-    def add_far(self, magnitudes: Value, codes: Value, scale_byte: Value) -> None:
-        """Add any block of numbers, in float64 and to memory; parameters as for `add_near`."""
         constant = self._emitter.constant
         magnitudes = widen(magnitudes, self._dtype)
         lifted, inverse = self._emitter.branch(
@@ -185,10 +227,7 @@ class BlockAdder:
         sizes = error.bitcast_lanes(I64) & ((1 << 63) - 1)
         self._result.raise_largest(sizes.reduce_umax())
         limit = scale.fmul(E2M1_HALVES[-1] / 2).bitcast(I64).splat(BLOCK_SIZE)
-        flushed = codes.compare("==", 0) & magnitudes.compare("u>", 0)
-        saturated = x.bitcast_lanes(I64).compare("u>", limit)
-        for offset, mask in ((FLUSHED, flushed), (SATURATED, saturated)):
-            self._result.increase(offset, mask.zext(I32).reduce_add().zext(I64))
+        self._result.increase(SATURATED, x.bitcast_lanes(I64).compare("u>", limit).count_true())
 
     def _pin(self, kind: ir.VectorType, number: int) -> Value:
         """A constant that stays in its register.
@@ -201,24 +240,24 @@ class BlockAdder:
         )
 
     def _rows_of_scales(self) -> Value:
-        """For each near scale: magnitude bits of 16 codes, twice; of 6 scales; of a quarter."""
+        """For each near scale: the bits of 16 codes, twice, and the magnitude bits of 6 scales."""
         rows = array("H")
         for scale_byte in range(LOWEST_NEAR, LOWEST_NEAR + 2 * FARTHEST_EXPONENT + 1):
             half = (scale_byte - 1) << self._mantissa_bits
             offsets = [_offset(code, self._mantissa_bits) for code in range(2, SIGN_BIT)]
-            codes = [0, half, *(half + offset for offset in offsets)]
-            largest, quarter = codes[_MAX_CODE], half - (1 << self._mantissa_bits)
-            rows.extend([*codes * 4, *[largest] * BLOCK_SIZE, *[quarter] * BLOCK_SIZE])
+            positive = [0, half, *(half + offset for offset in offsets)]
+            negative = [_BF16_SIGN | bits for bits in positive]
+            rows.extend([*(positive + negative) * 2, *[positive[_MAX_CODE]] * BLOCK_SIZE])
         return self._emitter.data("scales", rows.tobytes())
 
-    def _look_up(self, rows: Value, codes: Value, scale_byte: Value) -> tuple[Value, Value, Value]:
-        """The codes' magnitude bits, those of 6 scales and of a quarter, all `<32 x i16>`."""
+    def _look_up(self, rows: Value, codes: Value, scale_byte: Value) -> tuple[Value, Value]:
+        """The bits of the codes' values and those of 6 scales, `<32 x i16>`."""
         at = (scale_byte.zext(I64) - LOWEST_NEAR) * _TABLE_ROW
-        table, largest, quarter = (
+        table, largest = (
             self._emitter.load(rows, at + part * 2 * BLOCK_SIZE, vector(I16, BLOCK_SIZE))
-            for part in range(3)
+            for part in range(2)
         )
-        return look_up(self._emitter, table, codes), largest, quarter
+        return look_up(self._emitter, table, codes), largest
 
     def _floats(self, magnitudes: Value) -> list[Value]:
         """Magnitudes in two vectors `<16 x float>`; which is where does not matter."""

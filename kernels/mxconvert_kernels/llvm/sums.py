@@ -1,8 +1,8 @@
 """The error sums that a quantization kernel collects (`ErrorSums`).
 
-After each chunk of blocks, a second loop goes over it while it is in the first-level cache. Its
-blocks depend on nothing but memory, which the processor uses better than if the same operations
-waited for the scale and the codes in the first loop.
+While the blocks of a chunk are quantized, those of the chunk before are summed, in the same loop.
+Everything that they need lies in the first-level cache by then, so they fill the processor's units
+while the quantization of a block waits for its scale and its codes.
 
 Near blocks, that is nearly all, are summed in registers: squares in float32, in lanes that are
 emptied into float64 after the chunk, before they lose digits. See `sum_blocks`.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.llvm.emit import F32, F64, I1, I8, I16, I32, I64, Emitter, Value, vector
@@ -23,7 +23,6 @@ from mxconvert_kernels.llvm.sum_blocks import (
     FLUSHED,
     HALF,
     LOWEST_NEAR,
-    ONE_SATURATED,
     RESULT_BYTES,
     ROW,
     SATURATED,
@@ -32,27 +31,32 @@ from mxconvert_kernels.llvm.sum_blocks import (
     Chunk,
     Result,
 )
-from mxconvert_kernels.spec import BLOCK_SIZE, FloatType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, PACKED_BLOCK_BYTES, FloatType
 
 CHUNK_BLOCKS: Final = 64
 """Blocks summed in float32. A lane rounds at most twice a block, so a sum of squares is wrong by
 less than 128 * 2 ** -24, a relative error of 7.7e-6."""
 
+ABOVE_SHIFT: Final = 32
+"""Where the count of scales above the floor exponent begins in a number of moves; those below it
+are counted in the bits before."""
+
 _CODES_BYTES: Final = 2 * BLOCK_SIZE
-SCRATCH_BYTES: Final = CHUNK_BLOCKS * _CODES_BYTES
-"""Holds the codes of a chunk, unpacked, between the loops."""
+_CHUNK_BYTES: Final = CHUNK_BLOCKS * _CODES_BYTES
+SCRATCH_BYTES: Final = 2 * _CHUNK_BYTES
+"""Holds the codes of two chunks, unpacked: of the one that is quantized and the one before."""
 
 _ALIGNMENT: Final = 64
-_SATURATED_SHIFT: Final = ONE_SATURATED.bit_length() - 1
+_MAX_CODE: Final = len(E2M1_HALVES) - 1
+_STRIDE: Final = 64
+"""Bytes of codes looked at together."""
 
 
 class Buffers(NamedTuple):
     """What the kernel reads and writes."""
 
     src: Value
+    packed: Value
     scales: Value
     result: Value
     """`sum_blocks.RESULT_BYTES` of zeros that receive the result."""
@@ -61,7 +65,7 @@ class Buffers(NamedTuple):
 
 
 class SumsEmitter:
-    """Emits the loops of a kernel that collects sums.
+    """Emits the sums of a kernel, one chunk behind the chunk that it quantizes.
 
     Args:
         emitter: The function under construction, before any loop.
@@ -81,110 +85,148 @@ class SumsEmitter:
         self._result = Result(emitter, buffers.result)
         # No number of blocks is negative.
         self._adder = BlockAdder(emitter, dtype, self._result, blocks >> 63, native=native)
+        none = emitter.constant(vector(self._adder.lane, BLOCK_SIZE), 0)
+        self.initial = [emitter.constant(I1, 0), none]
+        """What a loop over chunks carries."""
 
-    def loop(
-        self, initial: Sequence[Value], quantize: Callable[[Value, list[Value]], Sequence[Value]]
-    ) -> Value:
-        """Quantize and sum all blocks, chunk by chunk, and write the result.
+    def begin(self, index: Value, carried: list[Value]) -> list[Value]:
+        """Begin with a chunk; returns what the loop over its blocks carries.
 
         Args:
-            initial: What `quantize` carries: a value to return, and the numbers of blocks below
-                and above the floor exponent, i64.
-            quantize: Emits the quantization of the block of an index. Returns its codes,
-                `<32 x i16>`, before what it carries.
+            index: Of the chunk, up to one behind the last.
+            carried: What `initial` is before the first.
         """
-        lane = self._adder.lane
-        constant = self._emitter.constant
+        self._near, largest = carried
+        self._first = index * CHUNK_BLOCKS
+        here = (index & 1) * _CHUNK_BYTES
+        self._here, self._there = here, _CHUNK_BYTES - here
+        return self._adder.empty_chunk(largest).flatten()
 
-        def chunk(index: Value, values: list[Value]) -> list[Value]:
-            first = index * CHUNK_BLOCKS
-            count = (self._blocks - first).umin(CHUNK_BLOCKS)
-            *carried, largest = values
+    def keep(self, codes: Value, in_chunk: Value) -> None:
+        """Keep a block's codes with signs, `<32 x i16>`, for when the next chunk is quantized."""
+        self._emitter.store(codes, self._buffers.scratch, self._here + in_chunk * _CODES_BYTES)
 
-            def quantize_one(in_chunk: Value, now: list[Value]) -> Sequence[Value]:
-                codes, *after = quantize(first + in_chunk, now)
-                self._emitter.store(codes, self._buffers.scratch, in_chunk * _CODES_BYTES)
-                return after
+    def add(self, in_chunk: Value, now: list[Value]) -> list[Value]:
+        """Add a block of the chunk before, unless that needs a closer look."""
+        return self._emitter.branch(
+            self._near, lambda: self._add_near(in_chunk, now), lambda: now, likely=True
+        )
 
-            carried = self._emitter.loop(count, carried, quantize_one)
-            summed = self._sum_chunk(first, count, self._adder.empty_chunk(largest))
-            self._flush(summed)
-            return [*carried, summed.largest]
-
-        chunks = (self._blocks + (CHUNK_BLOCKS - 1)) >> (CHUNK_BLOCKS.bit_length() - 1)
-        no_errors = constant(vector(lane, BLOCK_SIZE), 0)
-        returned, below, above, largest = self._emitter.loop(chunks, [*initial, no_errors], chunk)
-        self._result.increase(BELOW, below)
-        self._result.increase(ABOVE, above)
-        bits = largest.reduce_umax().resize(I32) << (32 - lane.width)
-        self._result.raise_largest(bits.bitcast(F32).fpext(F64))
-        return returned
-
-    def _sum_chunk(self, first: Value, count: Value, empty: Chunk) -> Chunk:
-        """Add the blocks of a chunk, without looking at each if it is whole and all are near."""
-
-        def two(pair: Value, now: list[Value]) -> list[Value]:
-            for block in (first + pair * 2, first + pair * 2 + 1):
-                scale_byte = self._scale_byte(block)
-                lanes = self._load(block, block - first)
-                now = self._adder.add_near(Chunk.restore(now), *lanes, scale_byte).flatten()
-            return now
-
-        def one(in_chunk: Value, now: list[Value]) -> list[Value]:
-            return self._add_any(first + in_chunk, in_chunk, now)
-
-        def look_at_scales() -> list[Value]:
-            scales = self._emitter.load(self._buffers.scales, first, vector(I8, CHUNK_BLOCKS))
-            return [_is_near((scales - LOWEST_NEAR).reduce_umax())]
-
-        loop, constant = self._emitter.loop, self._emitter.constant
-        is_whole = count.compare("==", CHUNK_BLOCKS)
-        no = constant(I1, 0)
-        all_near = self._emitter.branch(is_whole, look_at_scales, lambda: [no], likely=True)
-        pairs = constant(I64, CHUNK_BLOCKS // 2)
-        values = self._emitter.branch(
-            all_near[0],
-            lambda: loop(pairs, empty.flatten(), two),
-            lambda: loop(count, empty.flatten(), one),
+    def end(self, count: Value, now: list[Value]) -> list[Value]:
+        """Finish the chunk before, after so many calls of `add`; returns what is carried."""
+        none = self._emitter.constant(I64, 0)
+        before = self._first - CHUNK_BLOCKS
+        exists = self._first.compare("==", 0).select(none, CHUNK_BLOCKS)
+        there = (self._blocks - before).umin(exists)
+        done = self._near.select(count, none)
+        now = self._emitter.loop(
+            there - done, now, lambda index, now: self._add_any(done + index, now)
+        )
+        summed = Chunk.restore(now)
+        self._flush(summed)
+        flushed = self._emitter.branch(
+            self._near,
+            lambda: [self._count_flushed(summed.smallest)],
+            lambda: self._emitter.loop(there, [none], self._count_flushed_in_any),
             likely=True,
         )
-        return Chunk.restore(values)
+        self._result.increase(FLUSHED, flushed[0])
+        return [self._is_near_chunk(count), summed.largest]
 
-    def _add_any(self, block: Value, in_chunk: Value, now: list[Value]) -> list[Value]:
-        scale_byte = self._scale_byte(block)
-        magnitudes, codes = self._load(block, in_chunk)
+    def finish(self, moves: Value, carried: list[Value]) -> None:
+        """Write what was carried: the moves of the scales and the largest errors."""
+        self._result.increase(BELOW, moves & ((1 << ABOVE_SHIFT) - 1))
+        self._result.increase(ABOVE, moves >> ABOVE_SHIFT)
+        bits = carried[-1].reduce_umax().resize(I32) << (32 - self._adder.lane.width)
+        self._result.raise_largest(bits.bitcast(F32).fpext(F64))
 
-        def near() -> list[Value]:
-            chunk = Chunk.restore(now)
-            return self._adder.add_near(chunk, magnitudes, codes, scale_byte).flatten()
+    def _is_near_chunk(self, count: Value) -> Value:
+        """Whether the chunk just quantized is whole and needs no look at each block."""
 
+        def look_at_scales() -> list[Value]:
+            scales = self._emitter.load(self._buffers.scales, self._first, vector(I8, CHUNK_BLOCKS))
+            return [_is_near((scales - LOWEST_NEAR).reduce_umax())]
+
+        no = self._emitter.constant(I1, 0)
+        is_whole = count.compare("==", CHUNK_BLOCKS)
+        return self._emitter.branch(is_whole, look_at_scales, lambda: [no], likely=True)[0]
+
+    def _add_near(self, in_chunk: Value, now: list[Value]) -> list[Value]:
+        loaded = self._bits(in_chunk), self._codes(in_chunk), self._scale_byte(in_chunk)
+        return self._adder.add_near(Chunk.restore(now), *loaded).flatten()
+
+    def _add_any(self, in_chunk: Value, now: list[Value]) -> list[Value]:
         def far() -> list[Value]:
             # All-zero blocks add nothing, and those that are not finite do not count.
-            amax = magnitudes.reduce_umax()
-            is_number = (amax - 1).compare("u<", self._dtype.layout.infinity - 1)
+            magnitudes = self._bits(in_chunk) & self._dtype.layout.magnitude_mask
 
             def add() -> list[Value]:
+                codes, scale_byte = self._codes(in_chunk), self._scale_byte(in_chunk)
                 self._adder.add_far(magnitudes, codes, scale_byte)
                 return []
 
-            self._emitter.branch(is_number, add, list)
+            self._emitter.branch(self._is_number(magnitudes), add, list)
             return now
 
-        is_near = _is_near(scale_byte - LOWEST_NEAR)
-        return self._emitter.branch(is_near, near, far, likely=True)
-
-    def _scale_byte(self, block: Value) -> Value:
-        return self._emitter.load(self._buffers.scales, block, I8).zext(I32)
-
-    def _load(self, block: Value, in_chunk: Value) -> tuple[Value, Value]:
-        """A block's magnitude bits and its codes with signs."""
-        element = I32 if self._dtype is FloatType.F32 else I16
-        offset = block * (BLOCK_SIZE * self._dtype.itemsize)
-        bits = self._emitter.load(self._buffers.src, offset, vector(element, BLOCK_SIZE))
-        codes = self._emitter.load(
-            self._buffers.scratch, in_chunk * _CODES_BYTES, vector(I16, BLOCK_SIZE)
+        is_near = _is_near(self._scale_byte(in_chunk) - LOWEST_NEAR)
+        return self._emitter.branch(
+            is_near, lambda: self._add_near(in_chunk, now), far, likely=True
         )
-        return bits & self._dtype.layout.magnitude_mask, codes
+
+    def _is_number(self, magnitudes: Value) -> Value:
+        """Whether a block is finite and not all zero."""
+        return (magnitudes.reduce_umax().resize(I32) - 1).compare(
+            "u<", self._dtype.layout.infinity - 1
+        )
+
+    def _count_flushed(self, smallest: Value) -> Value:
+        """Elements other than zero with code 0 in a near chunk: codes 0 less elements 0."""
+        loop, none = self._emitter.loop, self._emitter.constant(I64, 0)
+        packed_bytes = CHUNK_BLOCKS * PACKED_BLOCK_BYTES
+        start = (self._first - CHUNK_BLOCKS) * PACKED_BLOCK_BYTES
+
+        def zero_codes(index: Value, counted: list[Value]) -> list[Value]:
+            offset = start + index * _STRIDE
+            pairs = self._emitter.load(self._buffers.packed, offset, vector(I8, _STRIDE))
+            low, high = ((pairs & mask).compare("==", 0).count_true() for mask in (0x07, 0x70))
+            return [counted[0] + low + high]
+
+        def zero_elements(in_chunk: Value, counted: list[Value]) -> list[Value]:
+            magnitudes = self._bits(in_chunk) & self._dtype.layout.magnitude_mask
+            return [counted[0] + magnitudes.compare("==", 0).count_true()]
+
+        (codes,) = loop(self._emitter.constant(I64, packed_bytes // _STRIDE), [none], zero_codes)
+        (elements,) = self._emitter.branch(
+            smallest.compare("==", 0).count_true().compare("==", 0),
+            lambda: [none],
+            lambda: loop(self._emitter.constant(I64, CHUNK_BLOCKS), [none], zero_elements),
+            likely=True,
+        )
+        return codes - elements
+
+    def _count_flushed_in_any(self, in_chunk: Value, counted: list[Value]) -> list[Value]:
+        magnitudes = self._bits(in_chunk) & self._dtype.layout.magnitude_mask
+        no_code = (self._codes(in_chunk) & _MAX_CODE).compare("==", 0)
+        flushed = (no_code & magnitudes.compare("u>", 0)).count_true()
+        none = self._emitter.constant(I64, 0)
+        return [counted[0] + self._is_number(magnitudes).select(flushed, none)]
+
+    # Blocks of the chunk before the one that is quantized.
+
+    def _scale_byte(self, in_chunk: Value) -> Value:
+        offset = self._first - CHUNK_BLOCKS + in_chunk
+        return self._emitter.load(self._buffers.scales, offset, I8).zext(I32)
+
+    def _bits(self, in_chunk: Value) -> Value:
+        element = I32 if self._dtype is FloatType.F32 else I16
+        block = self._first - CHUNK_BLOCKS + in_chunk
+        offset = block * (BLOCK_SIZE * self._dtype.itemsize)
+        return self._emitter.load(self._buffers.src, offset, vector(element, BLOCK_SIZE))
+
+    def _codes(self, in_chunk: Value) -> Value:
+        """With signs."""
+        offset = self._there + in_chunk * _CODES_BYTES
+        return self._emitter.load(self._buffers.scratch, offset, vector(I16, BLOCK_SIZE))
 
     def _flush(self, chunk: Chunk) -> None:
         """Add a chunk to memory, except the largest errors."""
@@ -196,10 +238,7 @@ class SumsEmitter:
             for other in others:
                 first = first.fadd(other)
             self._result.increase(row * ROW, first)
-        flushed = chunk.counts & (ONE_SATURATED - 1)
-        saturated = chunk.counts >> _SATURATED_SHIFT
-        for offset, lanes in ((FLUSHED, flushed), (SATURATED, saturated)):
-            self._result.increase(offset, lanes.reduce_add().zext(I64))
+        self._result.increase(SATURATED, chunk.saturated.reduce_add().zext(I64))
 
 
 class SumsMemory:

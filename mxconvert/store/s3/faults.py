@@ -8,9 +8,10 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 from urllib3 import exceptions as http
 
-from mxconvert.errors import StoreError, StoreFault, UsageError
+from mxconvert.errors import MxConvertError, StoreError, StoreFault, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ _MISSING = frozenset({"NoSuchKey", "NoSuchVersion", "NotFound", "404", "NoSuchUp
 _CHANGED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412", "409"})
 _CORRUPT = frozenset({"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
 _UNSUPPORTED = frozenset({"NotImplemented", "501", "InvalidArgument.Checksum"})
+_BAD_PARTS = frozenset({"InvalidPart", "InvalidPartOrder"})
 _BY_CODE: Mapping[str, StoreFault] = {
     code: fault
     for codes, fault in (
@@ -88,10 +90,20 @@ def translated(where: str) -> Iterator[None]:
         raise _error(StoreFault.STALLED, where, "no byte came in time") from error
     except (boto.SSLError, http.SSLError) as error:
         raise _tls(error, where) from error
+    except (boto.IncompleteReadError, ResponseParserError) as error:
+        raise _error(StoreFault.TRANSIENT, where, "the answer ended early") from error
     except (boto.HTTPClientError, boto.ConnectionError, http.HTTPError, OSError) as error:
+        _raise_own(error)
         raise _error(StoreFault.TRANSIENT, where, _reason(error)) from error
     except boto.ParamValidationError as error:
         raise UsageError(f"{where}: {error}", code="bad-url") from error
+
+
+def _raise_own(error: Exception) -> None:
+    """Raise what a body that was being sent has raised, and botocore has wrapped."""
+    inner = getattr(error, "kwargs", {}).get("error")
+    if isinstance(inner, MxConvertError):
+        raise inner
 
 
 def from_response(response: Mapping[str, Any], where: str) -> StoreError:
@@ -101,7 +113,7 @@ def from_response(response: Mapping[str, Any], where: str) -> StoreError:
     meta = response.get("ResponseMetadata", {})
     status, headers = int(meta.get("HTTPStatusCode", 0)), meta.get("HTTPHeaders", {})
     fault = _BY_CODE.get(code) or _by_status(status)
-    if fault is StoreFault.REFUSED and "hecksum" in text + code:
+    if fault is StoreFault.REFUSED and "hecksum" in text + code and code not in _BAD_PARTS:
         fault = StoreFault.UNSUPPORTED
     what = f"the store answered {status} {code}".rstrip()
     if text and text != code:

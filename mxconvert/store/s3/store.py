@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from awscrt import checksums
 
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.store.base import Blob, ObjectInfo, PartLimits
@@ -14,13 +17,16 @@ from mxconvert.store.s3.faults import translated
 from mxconvert.store.s3.uploads import Uploads, base64_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mxconvert.store.base import Condition, Identity
     from mxconvert.store.options import StoreOptions
     from mxconvert.store.url import StoreURL
 
+Result = TypeVar("Result")
+
 _SHA256 = "mxconvert-sha256"
+_PIECE = 2**20
 _PARTIAL = 206
 _COPY_LIMIT = 5 * 2**30
 _LARGEST = int(48.8 * 2**40)
@@ -30,6 +36,8 @@ class S3Store(Uploads):
     """Objects below a prefix of a bucket. One instance serves all threads."""
 
     keeps_digests = True
+    dropped_checksums = False
+    """Whether the store has refused checksums, so that none are sent any more."""
 
     def __init__(self, url: StoreURL, options: StoreOptions) -> None:
         options.refuse_unknown(S3_OPTIONS, "s3")
@@ -42,6 +50,8 @@ class S3Store(Uploads):
             object_size=int(options.number("max_object_size", _LARGEST)),
         )
         self._payer = "requester" if options.flag("requester_pays") else None
+        if not self.sends_checksums:
+            self._connection.sign_payload()
 
     @property
     def label(self) -> str:
@@ -74,14 +84,26 @@ class S3Store(Uploads):
 
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
-        answer = self._call(
-            "head_object", key, Key=self._full(key), ChecksumMode=self._checksum_mode
-        )
-        return _info(key, answer, answer["ContentLength"])
+        answer = self.checked(lambda checks: self._head(key, checks=checks))
+        size = answer.get("ContentLength")
+        if size is None:
+            raise StoreError(StoreFault.TRANSIENT, f"{self.url(key)}: the answer has no length")
+        return _info(key, answer, size)
 
-    @property
-    def _checksum_mode(self) -> str | None:
-        return "ENABLED" if self.sends_checksums else None
+    def _head(self, key: str, *, checks: bool) -> dict[str, Any]:
+        """Ask for an object's head.
+
+        An error of HEAD has no body that says what it is. Where the status alone does not
+        tell, the object itself is asked for, whose error says it.
+        """
+        arguments = {"Key": self._full(key), "ChecksumMode": "ENABLED" if checks else None}
+        try:
+            return self._call("head_object", key, **arguments)
+        except StoreError as error:
+            if error.fault not in (StoreFault.REFUSED, StoreFault.DENIED):
+                raise
+        self._call("get_object", key, **arguments)["Body"].close()
+        return self._call("head_object", key, **arguments)
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
         """See `Store.open`.
@@ -109,13 +131,15 @@ class S3Store(Uploads):
     def get(self, key: str, limit: int) -> Blob:
         """See `Store.get`."""
         answer = self._call("get_object", key, Key=self._full(key))
-        with translated(self.url(key)), answer["Body"] as body:
-            if answer["ContentLength"] > limit:
-                raise StoreError(
-                    StoreFault.REFUSED,
-                    f"{self.url(key)}: {answer['ContentLength']} bytes, expected at most {limit}",
-                )
-            return Blob(body.read(), answer.get("ETag"))
+        body, size = answer["Body"], answer.get("ContentLength", 0)
+        with translated(self.url(key)), contextlib.closing(body):
+            data = b"" if size > limit else _read_whole(body, limit)
+        if max(size, len(data)) > limit:
+            raise StoreError(
+                StoreFault.REFUSED,
+                f"{self.url(key)}: {size or 'more'} bytes, expected at most {limit}",
+            )
+        return Blob(data, answer.get("ETag"))
 
     def objects(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.objects`."""
@@ -168,28 +192,55 @@ class S3Store(Uploads):
             conditions["IfNoneMatch"] = "*"
         elif condition is not None:
             conditions["IfMatch"] = condition.etag
-        answer = self._call(
-            "put_object",
-            key,
-            Key=self._full(key),
-            Body=data,
-            **self._new_object(None),
-            **conditions,
-        )
+        crc = base64_of(f"{checksums.crc64nvme(data):016x}")
+        arguments = self._new_object(None) | conditions
+        answer = self._put(key, data, crc, arguments)
         return answer.get("ETag")
 
     def upload(self, key: str, pieces: Iterable[memoryview], identity: Identity) -> None:
         """See `Store.upload`: one request, for what is smaller than a part."""
-        data = b"".join(pieces)
-        crc = base64_of(identity.crc64nvme) if self.sends_checksums else None
-        self._call(
-            "put_object",
-            key,
-            Key=self._full(key),
-            Body=data,
-            ChecksumCRC64NVME=crc,
-            **self._new_object(identity),
+        data = bytearray()
+        for piece in pieces:  # each is good until the next one
+            data += piece
+        self._put(key, data, base64_of(identity.crc64nvme), self._new_object(identity))
+
+    def _put(
+        self, key: str, data: bytes | bytearray, crc: str, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        return self.checked(
+            lambda checks: self._call(
+                "put_object",
+                key,
+                Key=self._full(key),
+                Body=data,
+                ChecksumCRC64NVME=crc if checks else None,
+                **arguments,
+            )
         )
+
+    def checked(self, work: Callable[[bool], Result]) -> Result:
+        """Do a request with checksums, or without them.
+
+        A store that refuses them is asked without, from then on, where the user leaves
+        that open; the SHA-256 of the signature takes their place.
+
+        Args:
+            work: Makes the request, as often as it is called; its argument says whether
+                checksums go with it.
+        """
+        if not self.sends_checksums:
+            return work(False)
+        try:
+            return work(True)
+        except StoreError as error:
+            refused = error.fault is StoreFault.UNSUPPORTED
+            if not refused or self._options.checksum is not Checksum.AUTO:
+                raise
+        result = work(False)
+        self.sends_checksums = False
+        self.dropped_checksums = True
+        self._connection.sign_payload()
+        return result
 
     def copy(self, source: str, key: str, identity: Identity) -> None:
         """See `Store.copy`; large objects part by part."""
@@ -198,14 +249,16 @@ class S3Store(Uploads):
             self.copy_parts(origin, key, identity)
             return
         arguments = self._new_object(identity)
-        answer = self._call(
-            "copy_object",
-            key,
-            Key=self._full(key),
-            CopySource=origin,
-            MetadataDirective="REPLACE",
-            ChecksumAlgorithm="CRC64NVME" if self.sends_checksums else None,
-            **arguments,
+        answer = self.checked(
+            lambda checks: self._call(
+                "copy_object",
+                key,
+                Key=self._full(key),
+                CopySource=origin,
+                MetadataDirective="REPLACE",
+                ChecksumAlgorithm="CRC64NVME" if checks else None,
+                **arguments,
+            )
         )
         if not answer.get("CopyObjectResult"):  # an error inside a 200
             raise StoreError(StoreFault.TRANSIENT, f"{self.url(key)}: the copy has no result")
@@ -245,6 +298,17 @@ class S3Body:
     def close(self) -> None:
         """See `Body.close`."""
         self._body.close()
+
+
+def _read_whole(body: Any, limit: int) -> bytes:
+    """Read a body to its end, or a little more than ``limit`` bytes of it.
+
+    At the end botocore compares its length with what was announced.
+    """
+    data = bytearray()
+    while len(data) <= limit and (piece := body.read(_PIECE)):
+        data += piece
+    return bytes(data)
 
 
 def _info(key: str, answer: dict[str, Any], size: int) -> ObjectInfo:

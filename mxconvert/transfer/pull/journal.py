@@ -2,13 +2,14 @@
 
 ``DIR/.mxconvert/`` holds until the artifact is complete:
 
-* ``pull.json``: the artifact's id, and the boot of the machine that wrote it;
-* ``manifest.json``: the manifest, so that a resume needs no store to know what is done;
-* ``chunks/<name>``: one byte for each chunk of a file, 1 once it was checked and written.
+* ``pull.json``: the artifact's id;
+* ``chunks/<name>``: one byte for each chunk of a file, 1 once it was checked and written,
+  and after them, once the file has its name, a stamp that tells it from another file.
 
-A byte is set after the chunk was written, and both go through the same page cache: what
-a killed process has set is true. A machine that went down may have lost the chunk and
-kept the byte, so after another boot each such chunk is read and compared.
+A byte says that a chunk was fetched, not that it is still right: the machine may have gone
+down before it reached the disk, or somebody has changed the partial file. So the chunks of
+partial files are read and compared before they count. A finished file went to the disk
+before it got its name; it is read again only if it is not the one that was stamped.
 """
 
 from __future__ import annotations
@@ -18,24 +19,26 @@ import hashlib
 import json
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mxconvert.errors import LocalError, UsageError
+from mxconvert.lock import LOCK_NAME
 from mxconvert.manifest import WORK_FOLDER
+from mxconvert.transfer.pull.folder import make_folder, plain_stat, read_plain
 from mxconvert.writer import remove_quietly, write_file
 from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mxconvert.manifest import FileEntry
-    from mxconvert.remote import RemoteArtifact
 
 SCHEMA_VERSION = 1
-_JOURNAL, _MANIFEST, _CHUNKS = "pull.json", "manifest.json", "chunks"
+_JOURNAL, _CHUNKS = "pull.json", "chunks"
+_OF_QUANTIZE = "journal.json"
 _LONGEST = 200
 _MODE = 0o644
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class PullJournal:
@@ -44,19 +47,38 @@ class PullJournal:
     def __init__(self, target: Path) -> None:
         self.folder = target / WORK_FOLDER
         self._target = target
-        self.same_boot = True
 
     @property
     def exists(self) -> bool:
         """Whether an unfinished pull left a journal here."""
-        return (self.folder / _JOURNAL).exists()
+        return plain_stat(self._target, f"{WORK_FOLDER}/{_JOURNAL}") is not None
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether a run works here, or left something to clear away."""
+        return self.folder.exists()
 
     @property
     def of_quantize(self) -> bool:
         """Whether the folder belongs to an unfinished conversion instead."""
-        return (self.folder / "journal.json").exists()
+        return not self.exists and (self.folder / _OF_QUANTIZE).exists()
 
-    def open(self, artifact: RemoteArtifact) -> None:
+    def make(self) -> None:
+        """Create the journal's folder.
+
+        Raises:
+            LocalError: A link or a file is in the way, or it cannot be created.
+        """
+        make_folder(self.folder)
+
+    def is_of(self, artifact_id: str) -> bool:
+        """Whether an unfinished pull of this artifact left a journal that can be read."""
+        try:
+            return self._read() == artifact_id
+        except LocalError:
+            return False
+
+    def open(self, artifact_id: str) -> None:
         """Start a journal, or bind to the one that is here.
 
         Raises:
@@ -64,51 +86,56 @@ class PullJournal:
             LocalError: It cannot be read or written.
         """
         if not self.exists:
-            self._begin(artifact)
+            self.discard()
+            make_folder(self.folder / _CHUNKS)
+            document = {"schema_version": SCHEMA_VERSION, "artifact": artifact_id}
+            write_file(self.folder / _JOURNAL, json.dumps(document).encode())
             return
-        try:
-            found = json.loads((self.folder / _JOURNAL).read_bytes())
-            version, earlier, boot = found["schema_version"], found["artifact"], found["boot"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LocalError(
-                f"{self.folder / _JOURNAL}: cannot be read: {error}",
-                hint="pass --overwrite to start over",
-            ) from error
-        if (version, earlier) != (SCHEMA_VERSION, artifact.id):
+        found = self._read()
+        if found != artifact_id:
             raise UsageError(
-                f"{self._target}: an unfinished pull of another artifact is here: {earlier}, "
-                f"asked for is {artifact.id}",
-                hint=f"finish it with URL@{earlier[:16]}, or pass --overwrite to discard it",
+                f"{self._target}: an unfinished pull of another artifact is here: {found}, asked "
+                f"for is {artifact_id}",
+                hint=f"finish it with URL@{found[:16]}, or pass --overwrite to discard it",
                 code="resume-mismatch",
             )
-        self.same_boot = boot == _boot()
-        if not self.same_boot:
-            self._note_boot(artifact.id)
+        make_folder(self.folder / _CHUNKS)
 
-    def _begin(self, artifact: RemoteArtifact) -> None:
+    def _read(self) -> str:
+        """Return the id of the artifact that is pulled."""
+        where = self.folder / _JOURNAL
         try:
-            (self.folder / _CHUNKS).mkdir(exist_ok=True)
-        except OSError as error:
-            raise local_error(error, self.folder) from error
-        write_file(self.folder / _MANIFEST, artifact.data)
-        self._note_boot(artifact.id)
-
-    def _note_boot(self, artifact_id: str) -> None:
-        document = {"schema_version": SCHEMA_VERSION, "artifact": artifact_id, "boot": _boot()}
-        write_file(self.folder / _JOURNAL, json.dumps(document).encode())
+            document = json.loads(read_plain(self._target, f"{WORK_FOLDER}/{_JOURNAL}"))
+            version, found = document["schema_version"], document["artifact"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _unreadable(where, str(error)) from error
+        if version != SCHEMA_VERSION or not isinstance(found, str):
+            raise _unreadable(where, f"schema_version {version!r}, expected {SCHEMA_VERSION}")
+        return found
 
     def chunk_map(self, entry: FileEntry) -> ChunkMap:
         """Return the map of a file's chunks."""
         name = quote(entry.path, safe="")
         if len(name) > _LONGEST:  # file systems take 255 bytes
             name = hashlib.sha256(entry.path.encode()).hexdigest()
-        return ChunkMap(self.folder / _CHUNKS / name, len(entry.chunks))
+        return ChunkMap(self._target, f"{WORK_FOLDER}/{_CHUNKS}/{name}", len(entry.chunks))
 
     def discard(self) -> None:
-        """Forget everything; the lock stays."""
-        remove_quietly(self.folder / _JOURNAL)
-        remove_quietly(self.folder / _MANIFEST)
-        shutil.rmtree(self.folder / _CHUNKS, ignore_errors=True)
+        """Forget everything, a conversion's journal too; the lock stays.
+
+        Raises:
+            LocalError: Something cannot be removed.
+        """
+        try:
+            for name in (_JOURNAL, _OF_QUANTIZE):
+                remove_quietly(self.folder / name)
+            for path in sorted(self.folder.iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name.partition(".")[0] != LOCK_NAME:
+                    remove_quietly(path)
+        except OSError as error:
+            raise local_error(error, self.folder) from error
 
     def remove_folder(self) -> None:
         """Remove the journal's folder if nothing is left in it."""
@@ -116,38 +143,64 @@ class PullJournal:
             self.folder.rmdir()
 
 
-class ChunkMap:
-    """Which chunks of a file are done: a file with one byte for each."""
+def _unreadable(path: Path, why: str) -> LocalError:
+    return LocalError(f"{path}: cannot be read: {why}", hint="pass --overwrite to start over")
 
-    def __init__(self, path: Path, count: int) -> None:
-        self._path = path
+
+class ChunkMap:
+    """Which chunks of a file are done, and whether the file has its name."""
+
+    def __init__(self, target: Path, name: str, count: int) -> None:
+        self._target, self._name = target, name
+        self._path = target / name
         self._count = count
         self._fd = -1
 
-    def load(self) -> set[int]:
-        """Return the chunks that are done."""
+    def load(self) -> tuple[set[int], str]:
+        """Return the chunks that are done, and the stamp of the finished file or nothing."""
         try:
-            flags = self._path.read_bytes()
-        except FileNotFoundError:
-            return set()
-        except OSError as error:
-            raise local_error(error, self._path) from error
-        return {index for index, flag in enumerate(flags[: self._count]) if flag == 1}
+            raw = read_plain(self._target, self._name)
+        except OSError:  # what is not known is done again
+            return set(), ""
+        done = {index for index, flag in enumerate(raw[: self._count]) if flag == 1}
+        return done, raw[self._count :].decode("ascii", "replace")
 
     def open(self, done: set[int]) -> None:
-        """Get ready to set bytes; ``done`` replaces what was there."""
+        """Get ready to set bytes; ``done`` replaces what was there.
+
+        Raises:
+            LocalError: The operating system refuses.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
-            flags = bytes(int(index in done) for index in range(self._count))
-            os.pwrite(self._fd, flags, 0)
+            if plain_stat(self._target, self._name) is None:
+                remove_quietly(self._path)
+            self._fd = os.open(self._path, flags, _MODE)
             os.ftruncate(self._fd, self._count)
+            os.pwrite(self._fd, bytes(int(index in done) for index in range(self._count)), 0)
         except OSError as error:
             raise local_error(error, self._path) from error
 
     def set(self, index: int) -> None:
-        """Note that a chunk was written."""
+        """Note that a chunk was written.
+
+        Raises:
+            LocalError: The operating system refuses.
+        """
+        self._write(b"\x01", index)
+
+    def finish(self, stamp: str) -> None:
+        """Note what tells the finished file from another one, and close.
+
+        Raises:
+            LocalError: The operating system refuses.
+        """
+        self._write(stamp.encode("ascii"), self._count)
+        self.close()
+
+    def _write(self, data: bytes, position: int) -> None:
         try:
-            os.pwrite(self._fd, b"\x01", index)
+            os.pwrite(self._fd, data, position)
         except OSError as error:
             raise local_error(error, self._path) from error
 
@@ -157,15 +210,8 @@ class ChunkMap:
             os.close(self._fd)
             self._fd = -1
 
-    def remove(self) -> None:
-        """Remove it: the file has its name."""
-        self.close()
-        with contextlib.suppress(OSError):
-            remove_quietly(self._path)
 
-
-def _boot() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return "unknown"
+def stamp_of(info: os.stat_result, *, sha256: bool) -> str:
+    """Return what tells a finished file from one that was changed or put there later."""
+    parts = (info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev, int(sha256))
+    return " ".join(map(str, parts))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
@@ -19,23 +22,33 @@ from mxconvert.pipeline.destination import (
 )
 from mxconvert.remote import find_artifact
 from mxconvert.transfer.crew import Crew
-from mxconvert.transfer.pull.fetch import FilePull, PullContext, PullTally
-from mxconvert.transfer.pull.folder import regular_size
+from mxconvert.transfer.pull.check import compare_sha256
+from mxconvert.transfer.pull.context import PullContext, PullTally
+from mxconvert.transfer.pull.fetch import FilePull, is_finished
+from mxconvert.transfer.pull.folder import (
+    open_plain,
+    partial_path,
+    plain_size,
+    plain_stat,
+    read_plain,
+)
 from mxconvert.transfer.pull.journal import PullJournal
 from mxconvert.transfer.pull.options import PullOptions, PullResult
-from mxconvert.writer import PARTIAL_SUFFIX, write_file
+from mxconvert.writer import write_file
 from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mxconvert.events import Reporter
     from mxconvert.manifest import FileEntry
     from mxconvert.remote import RemoteArtifact
     from mxconvert.store import Client
+    from mxconvert.transfer.crew import Task
 
 _WAIT_SECONDS = 0.5
+_REPAIR = "`mxconvert verify` tells what differs; --overwrite fetches that again"
+_BLOCK = 512  # what st_blocks counts
 
 
 def pull_artifact(
@@ -48,31 +61,52 @@ def pull_artifact(
 
     Raises:
         UsageError: The folder holds something else.
-        VerificationError: Not the expected artifact, or no manifest.
+        VerificationError: Not the expected artifact, no manifest, or a wrong SHA-256.
         StoreError: The store, after retries.
         LocalError: Disk, permissions, or another run works here.
         Interrupted: A signal came.
     """
+    try:
+        return _pull(client, target, options, report)
+    except OSError as error:
+        where = Path(os.fsdecode(error.filename)) if error.filename else target
+        raise local_error(error, where) from error
+
+
+def _pull(client: Client, target: Path, options: PullOptions, report: Reporter) -> PullResult:
     _check_target(target)
     artifact = find_artifact(client, options.version, options.expect_id)
     entries = _chosen(artifact, options.include)
-    if _holds(target, artifact):
+    context = PullContext(
+        client, artifact, target, PullJournal(target), options.sha256, report, PullTally()
+    )
+    if not context.journal.has_folder and _is_complete(context, options):
         return _complete_already(artifact)
-    _make_folder(target)
-    journal = PullJournal(target)
-    lock = Lock(journal.folder)
-    _acquire(lock, client, options, report)
-    try:
-        if _holds(target, artifact):  # whoever had the lock has fetched it
+    with _locked(context, options):
+        if _is_complete(context, options):  # whoever had the lock has fetched it
+            context.journal.discard()
             return _complete_already(artifact)
-        _prepare(target, journal, artifact, options, report)
-        context = PullContext(
-            client, artifact, target, journal, options.sha256, report, PullTally()
-        )
+        _prepare(context, options)
         return _fetch(context, entries)
+
+
+@contextlib.contextmanager
+def _locked(context: PullContext, options: PullOptions) -> Iterator[None]:
+    """Make the folder and hold its lock."""
+    try:
+        context.target.mkdir(exist_ok=True)
+    except OSError as error:
+        raise local_error(error, context.target) from error
+    context.journal.make()
+    lock = Lock(context.journal.folder)
+    try:
+        _acquire(lock, context.client, options, context.report)
+        try:
+            yield
+        finally:
+            lock.release()
     finally:
-        lock.release()
-        journal.remove_folder()
+        context.journal.remove_folder()
 
 
 def _check_target(target: Path) -> None:
@@ -83,14 +117,6 @@ def _check_target(target: Path) -> None:
         raise LocalError(
             f"{target}: the parent folder {parent} does not exist", hint=f"mkdir -p {parent}"
         )
-
-
-def _make_folder(target: Path) -> None:
-    try:
-        target.mkdir(exist_ok=True)
-        PullJournal(target).folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise local_error(error, target) from error
 
 
 def _chosen(artifact: RemoteArtifact, include: Sequence[str]) -> list[FileEntry]:
@@ -130,15 +156,38 @@ def _acquire(lock: Lock, client: Client, options: PullOptions, report: Reporter)
             return
 
 
-def _holds(target: Path, artifact: RemoteArtifact) -> bool:
-    """Whether the folder holds the finished artifact, by its manifest and all sizes."""
+def _is_complete(context: PullContext, options: PullOptions) -> bool:
+    """Whether the folder holds the finished artifact, by its manifest and all sizes.
+
+    Raises:
+        VerificationError: By these it does, but not by its SHA-256, if that is asked for.
+    """
     try:
-        data = (target / MANIFEST_NAME).read_bytes()
+        data = read_plain(context.target, MANIFEST_NAME)
     except OSError:
         return False
-    return artifact_id(data) == artifact.id and all(
-        regular_size(target / entry.path) == entry.size for entry in artifact.manifest.files
-    )
+    if options.overwrite or artifact_id(data) != context.artifact.id:
+        return False
+    files = context.artifact.manifest.files
+    if any(plain_size(context.target, entry.path) != entry.size for entry in files):
+        return False
+    if options.sha256:
+        tasks = (_comparison(context, entry) for entry in files)
+        Crew(context.client.options.jobs, context.client).run(tasks)
+    return True
+
+
+def _comparison(context: PullContext, entry: FileEntry) -> Task:
+    def compare() -> Iterable[Task]:
+        fd = open_plain(context.target, entry.path)
+        try:
+            path = context.target / entry.path
+            compare_sha256(fd, entry, path, context.client.check, hint=_REPAIR)
+        finally:
+            os.close(fd)
+        return ()
+
+    return compare
 
 
 def _complete_already(artifact: RemoteArtifact) -> PullResult:
@@ -155,17 +204,20 @@ def _complete_already(artifact: RemoteArtifact) -> PullResult:
     )
 
 
-def _prepare(
-    target: Path,
-    journal: PullJournal,
-    artifact: RemoteArtifact,
-    options: PullOptions,
-    report: Reporter,
-) -> None:
-    """Make sure that nothing of another origin is mixed in."""
-    if options.overwrite and not (journal.exists and _same(journal, artifact)):
-        journal.discard()
-        clear(target, report)
+def _prepare(context: PullContext, options: PullOptions) -> None:
+    """Make sure that nothing of another origin is mixed in.
+
+    With ``overwrite`` files stay that have the name and size of one of the artifact: what
+    they hold is compared with the manifest later.
+    """
+    target, journal, artifact = context.target, context.journal, context.artifact
+    files = artifact.manifest.files
+    expected = {name for entry in files for name in (entry.path, partial_path(entry.path))}
+    if options.overwrite:
+        if not journal.is_of(artifact.id):
+            journal.discard()
+        usable = set().union(*(_usable(context, entry) for entry in files))
+        clear(target, context.report, keep=usable)
     elif journal.of_quantize:
         raise UsageError(
             f"{target}: an unfinished conversion is here",
@@ -174,18 +226,10 @@ def _prepare(
         )
     elif not journal.exists:
         refuse_leftovers(target)
-    paths = [entry.path for entry in artifact.manifest.files]
-    expected = {*paths, *(path + PARTIAL_SUFFIX for path in paths), MANIFEST_NAME}
-    refuse_strangers(target, expected)
-    journal.open(artifact)
-
-
-def _same(journal: PullJournal, artifact: RemoteArtifact) -> bool:
-    try:
-        journal.open(artifact)
-    except (UsageError, LocalError):
-        return False
-    return True
+    else:
+        journal.open(artifact.id)
+    refuse_strangers(target, expected | {MANIFEST_NAME})
+    journal.open(artifact.id)
 
 
 def _fetch(context: PullContext, entries: list[FileEntry]) -> PullResult:
@@ -194,14 +238,14 @@ def _fetch(context: PullContext, entries: list[FileEntry]) -> PullResult:
     total = sum(entry.size for entry in entries)
     context.report(Started(what="pull", total_bytes=total, total_files=len(entries)))
     _run(context, [entry for entry in entries if entry.role is not FileRole.INDEX])
-    if not _left(context, but_index=True):
-        failpoints.hit("pull.before-index")
+    if not _unfinished(context, but_index=True):
+        failpoints.hit("pull.before-index", str(target))
         _run(context, [entry for entry in entries if entry.role is FileRole.INDEX])
-    left = _left(context)
+    left = _unfinished(context)
     if not left:
-        failpoints.hit("pull.before-manifest")
+        failpoints.hit("pull.before-manifest", str(target))
         write_file(target / MANIFEST_NAME, artifact.data)
-        failpoints.hit("pull.before-cleanup")
+        failpoints.hit("pull.before-cleanup", str(target))
         context.journal.discard()
     return PullResult(
         artifact=artifact.id,
@@ -215,29 +259,43 @@ def _fetch(context: PullContext, entries: list[FileEntry]) -> PullResult:
     )
 
 
-def _left(context: PullContext, *, but_index: bool = False) -> list[FileEntry]:
-    """Return the files that have no final name yet."""
+def _usable(context: PullContext, entry: FileEntry) -> set[str]:
+    """Return the names under which what is there of a file may be used again."""
+    names = {entry.path, partial_path(entry.path)}
+    return {name for name in names if plain_size(context.target, name) == entry.size}
+
+
+def _unfinished(context: PullContext, *, but_index: bool = False) -> list[FileEntry]:
+    """Return the files that are not known to be whole under their final names."""
     return [
         entry
         for entry in context.artifact.manifest.files
-        if regular_size(context.target / entry.path) != entry.size
-        and not (but_index and entry.role is FileRole.INDEX)
+        if not (but_index and entry.role is FileRole.INDEX) and not is_finished(context, entry)
     ]
 
 
 def _run(context: PullContext, entries: list[FileEntry]) -> None:
+    """Fetch files, the largest first."""
     ordered = sorted(entries, key=lambda entry: -entry.size)
-    tasks = (FilePull(context, entry).begin for entry in ordered)
-    Crew(context.client.options.jobs, context.client).run(tasks)
+    begun: list[FilePull] = []
+
+    def tasks() -> Iterator[Task]:
+        for entry in ordered:
+            begun.append(FilePull(context, entry))
+            yield begun[-1].begin
+
+    crew = Crew(context.client.options.jobs, context.client)
+    try:
+        crew.run(tasks())
+    finally:
+        if crew.is_over:
+            for file in begun:
+                file.close()
 
 
 def _bytes_to_come(target: Path, entry: FileEntry) -> int:
     """Return the disk space that a file still takes: a partial one has its already."""
-    path = target / entry.path
-    if regular_size(path) == entry.size:
+    if plain_size(target, entry.path) == entry.size:
         return 0
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        return max(0, entry.size - partial.lstat().st_blocks * 512)
-    except OSError:
-        return entry.size
+    info = plain_stat(target, partial_path(entry.path))
+    return entry.size if info is None else max(0, entry.size - info.st_blocks * _BLOCK)

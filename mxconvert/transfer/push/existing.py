@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mxconvert.digest import xxh3_128
-from mxconvert.errors import StoreError, VerificationError
+from mxconvert.errors import StoreError, StoreFault, VerificationError
 from mxconvert.remote import folder_of, is_id, read_manifest, refs_of
+from mxconvert.remote.layout import FOLDER_DIGITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from mxconvert.manifest import FileEntry, Manifest
     from mxconvert.store import Client, ObjectInfo
 
-_FOLDER_DIGITS = 16
 _MOST_VERSIONS = 8
 
 
@@ -30,7 +30,12 @@ def is_there(client: Client, info: ObjectInfo | None, entry: FileEntry, chunk_si
         return info.crc64nvme == entry.crc64nvme
     if info.sha256 is not None:
         return info.sha256 == entry.sha256
-    return _reads_the_same(client, info, entry, chunk_size)
+    try:
+        return _reads_the_same(client, info, entry, chunk_size)
+    except StoreError as error:
+        if error.fault not in (StoreFault.CHANGED, StoreFault.MISSING):
+            raise
+        return False
 
 
 def _reads_the_same(client: Client, info: ObjectInfo, entry: FileEntry, chunk_size: int) -> bool:
@@ -79,4 +84,4 @@ def _tagged(client: Client) -> Iterator[str]:
 
 
 def _listed(client: Client) -> Iterator[str]:
-    yield from (name for name in client.folders() if len(name) == _FOLDER_DIGITS and is_id(name))
+    yield from (name for name in client.folders() if len(name) == FOLDER_DIGITS and is_id(name))

@@ -42,6 +42,7 @@ class Tally:
     files: Counter[Outcome] = field(default_factory=Counter)
     bytes: Counter[Outcome] = field(default_factory=Counter)
     resumed_bytes: int = 0
+    told: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, outcome: Outcome, size: int, resumed: int = 0) -> None:
@@ -50,6 +51,12 @@ class Tally:
             self.files[outcome] += 1
             self.bytes[outcome] += size
             self.resumed_bytes += resumed
+
+    def first_telling(self) -> bool:
+        """Whether nobody has asked this before."""
+        with self._lock:
+            first, self.told = not self.told, True
+        return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,23 +39,40 @@ class PlannedFile:
 
 
 def plan_push(
-    artifact: LocalArtifact, limits: PartLimits | None, part_size: int | None
+    artifact: LocalArtifact,
+    limits: PartLimits | None,
+    part_size: int | None,
+    report: Reporter = ignore,
 ) -> list[PlannedFile]:
     """Return what would be sent to an empty store, without a request.
 
+    Args:
+        artifact: What would be pushed.
+        limits: Of the store; ``None`` if it knows no parts.
+        part_size: Bytes of a part that the user asks for.
+        report: Told if parts have to be larger than that.
+
     Raises:
-        UsageError: A file is too large for the store.
+        UsageError: A file, or a part that is asked for, is too large for the store.
     """
-    planned = []
-    for entry in artifact.manifest.files:
-        if limits is None:
-            planned.append(PlannedFile(entry.path, entry.size, entry.size, 1))
-            continue
-        plan = plan_parts(
-            entry.size, chunk_size=artifact.manifest.chunk_size, limits=limits, asked=part_size
+    files, chunk_size = artifact.manifest.files, artifact.manifest.chunk_size
+    if limits is None:
+        return [PlannedFile(entry.path, entry.size, entry.size, 1) for entry in files]
+    plans = [
+        plan_parts(entry.size, chunk_size=chunk_size, limits=limits, asked=part_size)
+        for entry in files
+    ]
+    largest = max((plan.part_size for plan in plans), default=0)
+    if part_size is not None and largest > part_size:
+        message = (
+            f"parts of up to {largest} bytes instead of {part_size}: they are multiples of "
+            f"{chunk_size}, and an object has at most {limits.count}"
         )
-        planned.append(PlannedFile(entry.path, entry.size, plan.part_size, plan.count))
-    return planned
+        report(Notice(severity="info", code="part-size-raised", message=message))
+    return [
+        PlannedFile(entry.path, entry.size, plan.part_size, plan.count)
+        for entry, plan in zip(files, plans, strict=True)
+    ]
 
 
 def push_artifact(
@@ -74,12 +91,13 @@ def push_artifact(
         LocalError: The folder cannot be read.
         Interrupted: A signal came.
     """
+    wanted = _wanted_tags(options)
     artifact = open_artifact(root)
-    _warn_of_parts(artifact, client, options, report)
+    plan_push(artifact, client.parts.limits if client.parts else None, options.part_size, report)
     folder = "" if options.flat else folder_of(artifact.id)
     if options.flat:
         _refuse_other(client, artifact)
-    tags = _usable_tags(client, options, report)
+    tags = _usable_tags(client, wanted, options, report)
     context = PushContext(
         client=client,
         artifact=artifact,
@@ -89,24 +107,24 @@ def push_artifact(
         report=report,
         tally=Tally(),
     )
-    manifest = artifact.manifest
-    report(
-        Started(
-            what="push",
-            total_bytes=manifest.totals.file_bytes,
-            total_files=len(manifest.files),
-        )
-    )
+    _publish(context)
+    failpoints.hit("push.before-tags")
+    for tag in tags:
+        move_ref(client, tag, artifact.id)
+    return _result(context, tags)
+
+
+def _publish(context: PushContext) -> None:
+    """Write the files, then the index, then the manifest."""
+    manifest = context.artifact.manifest
+    total = manifest.totals.file_bytes
+    context.report(Started(what="push", total_bytes=total, total_files=len(manifest.files)))
     payload = [entry for entry in manifest.files if entry.role is not FileRole.INDEX]
     _send(context, sorted(payload, key=lambda entry: -entry.size))
     failpoints.hit("push.before-index")
     _send(context, [entry for entry in manifest.files if entry.role is FileRole.INDEX])
     failpoints.hit("push.before-manifest")
-    client.put(context.key(MANIFEST_NAME), artifact.data)
-    failpoints.hit("push.before-tags")
-    for tag in tags:
-        move_ref(client, tag, artifact.id)
-    return _result(context, tags)
+    context.client.put(context.key(MANIFEST_NAME), context.artifact.data)
 
 
 def _send(context: PushContext, entries: list[FileEntry]) -> None:
@@ -125,42 +143,40 @@ def _refuse_other(client: Client, artifact: LocalArtifact) -> None:
         )
 
 
-def _usable_tags(client: Client, options: PushOptions, report: Reporter) -> tuple[str, ...]:
-    """Return the tags to move; find out first whether the store can move them safely."""
-    wanted = list(dict.fromkeys(options.tags))
-    if options.latest and not options.flat and LATEST not in wanted:
-        wanted.append(LATEST)
+def _wanted_tags(options: PushOptions) -> tuple[str, ...]:
+    """Return the tags to move.
+
+    Raises:
+        UsageError: One is no name for a tag, or a tag would have no folder to point at.
+    """
+    if options.flat and options.tags:
+        raise UsageError(
+            "--flat and --tag exclude each other: tags point at folders named by the id",
+            hint="push without --flat",
+        )
+    implied = (LATEST,) if options.latest and not options.flat else ()
+    wanted = tuple(dict.fromkeys((*options.tags, *implied)))
     for tag in wanted:
         ref_key(tag)
+    return wanted
+
+
+def _usable_tags(
+    client: Client, wanted: tuple[str, ...], options: PushOptions, report: Reporter
+) -> tuple[str, ...]:
+    """Return the tags that can be moved; find out first whether the store does it safely."""
     if not wanted or honours_conditions(client):
-        return tuple(wanted)
+        return wanted
     what = f"{client.store.label}: the store does not honour conditional writes"
     if options.tags:
         raise StoreError(
             StoreFault.UNSUPPORTED,
             f"{what}: tags cannot be moved safely",
-            hint="push without --tag and pull by URL@ID",
+            hint="push with --no-latest and without --tag; pull by URL@ID",
         )
     message = f"{what}: the tag {LATEST!r} is not moved; pull by URL@ID"
     report(Notice(severity="warning", code="no-tags", message=message))
     return ()
-
-
-def _warn_of_parts(
-    artifact: LocalArtifact, client: Client, options: PushOptions, report: Reporter
-) -> None:
-    """Refuse what is too large before anything is sent; say where parts had to grow."""
-    if client.parts is None:
-        return
-    planned = plan_push(artifact, client.parts.limits, options.part_size)
-    largest = max((file.part_size for file in planned), default=0)
-    if options.part_size is not None and largest > options.part_size:
-        message = (
-            f"parts of up to {largest} bytes instead of {options.part_size}: they are multiples "
-            f"of {artifact.manifest.chunk_size}, and an object has at most "
-            f"{client.parts.limits.count}"
-        )
-        report(Notice(severity="info", code="part-size-raised", message=message))
 
 
 def _result(context: PushContext, tags: tuple[str, ...]) -> PushResult:

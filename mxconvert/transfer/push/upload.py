@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
 from mxconvert.errors import StoreError, StoreFault
-from mxconvert.events import Advanced, FileFinished
+from mxconvert.events import Advanced, FileFinished, Notice
 from mxconvert.store import Identity
 from mxconvert.transfer.local import FileRange
 from mxconvert.transfer.parts import PartPlan, crc_of, plan_parts
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mxconvert.transfer.local import LocalArtifact
 
 _RESTARTS = 3
+_MOST_WHOLE = 64 * 2**20  # what is sent in one request lies in memory
 _MD5 = re.compile(r'"?[0-9a-fA-F]{32}"?')
 
 
@@ -61,6 +62,15 @@ class PushContext:
     def key(self, path: str) -> str:
         """Return the key of a file."""
         return f"{self.folder}/{path}" if self.folder else path
+
+    def tell_of_checksums(self) -> None:
+        """Say, once, that the store has refused checksums."""
+        if self.client.dropped_checksums and self.tally.first_telling():
+            message = (
+                f"{self.client.store.label}: the store refuses checksums of the newer kinds; "
+                "`mxconvert verify URL` proves what it holds"
+            )
+            self.report(Notice(severity="warning", code="no-store-checksums", message=message))
 
 
 @dataclass(slots=True)
@@ -97,11 +107,12 @@ class FilePush:
         client = self._context.client
         info = client.find(self._key)
         if is_there(client, info, self._entry, self._context.chunk_size):
-            return self._finished(Outcome.PRESENT)
+            # After a restart it is what this push has sent: the answer was lost.
+            return self._finished(Outcome.SENT if self._restarts else Outcome.PRESENT)
         if self._copy():
             return self._finished(Outcome.COPIED)
         plan = self._plan()
-        if plan is None or plan.count == 1:
+        if plan is None or (plan.count == 1 and self._entry.size <= _MOST_WHOLE):
             self._send_whole()
             return self._finished(Outcome.SENT)
         return self._begin_parts(plan)
@@ -156,6 +167,7 @@ class FilePush:
             client = self._context.client
             upload = client.call(self._parts.begin_upload, self._key, self._identity)
             found = _Progress(upload, plan)
+            self._context.tell_of_checksums()
             failpoints.hit("push.upload-begun")
         self._state = found
         self._advance(found.resumed)
@@ -313,6 +325,7 @@ class FilePush:
 
     def _finished(self, outcome: Outcome, resumed: int = 0) -> Iterable[Task]:
         self._advance(self._entry.size - self._advanced)
+        self._context.tell_of_checksums()
         self._context.tally.add(outcome, self._entry.size, resumed)
         self._context.report(FileFinished(path=self._entry.path, size_bytes=self._entry.size))
         failpoints.hit("push.file-finished")

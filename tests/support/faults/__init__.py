@@ -25,6 +25,7 @@ client's Host goes through unchanged. Nothing is disturbed before a rule is adde
 * An action of your own derives from `Action`; `Call` is often enough.
 * ``proxy.trusted.add("OTHERKEY")``: take requests signed with a key the server does not know.
 * ``proxy.log`` holds a `Record` of each request; ``proxy.requests/sent/received`` filter it.
+  Call ``proxy.settle()`` before exact counts: a client may have its answer a moment earlier.
 * ``proxy.latency`` (seconds for each request) and ``proxy.rate`` (bytes/s) may be set any time.
 """
 
