@@ -41,7 +41,8 @@ def fp8_values(dtype: str) -> Floats:
     else:
         top = exponent == (1 << exponent_bits) - 1
         values[top] = np.where(mantissa[top] == 0, np.inf, np.nan)
-    return np.where(codes < 128, values, -values).astype(np.float32)  # noqa: PLR2004  (the sign)
+    signed: Floats = np.where(codes <= _MAGNITUDE, values, -values).astype(np.float32)
+    return signed
 
 
 def scale_of(weight: TensorInfo) -> BlockScale:

@@ -65,7 +65,7 @@ class View:
     Attributes:
         stored: The stored tensor.
         selection: Per stored dimension ``(start, stop, step)``.
-        axes: ``(1, 0)`` if the output is transposed, else ``None``.
+        axes: Order of the stored dimensions in the output if it is transposed, else ``None``.
         rows: Runs of elements.
         pitch: Bytes from the begin of a run to that of the next.
         columns: Elements of a run.

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from mxconvert.model import Selection
 
-SWAPPED = (1, 0)
+
+def swapped(rank: int) -> tuple[int, ...]:
+    """Return the order of dimensions of a transposed matrix behind leading dimensions."""
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def whole(shape: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -46,7 +49,8 @@ def view_of(
         shape: The part's shape in the output: the selected dimensions, those of one
             element left out, neighbours merged if ``axes`` is ``None``.
         dtype: What it is called in the output, if not as stored; of the same width.
-        axes: ``(1, 0)`` of the two dimensions left, if the output is transposed.
+        axes: Order of the stored dimensions in the output, as `swapped` gives it, if the
+            output is transposed.
 
     Raises:
         ValueError: A selection of another form.
@@ -94,6 +98,7 @@ def _check_inner(
     shape: Sequence[int],
     axes: tuple[int, ...] | None,
 ) -> None:
+    rank = 0 if axes is None else len(axes)
     whole_dims = all(part == (0, size, 1) for part, size in zip(inner, shape, strict=True))
-    if axes not in (None, SWAPPED) or (not whole_dims and len(inner) > 1):
+    if axes not in (None, swapped(rank)) or (not whole_dims and len(inner) > 1):
         raise ValueError(f"{name}: cannot read selection {inner} of {shape} with axes {axes}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,11 +65,11 @@ class Converter:
         source = part.item.source
         if source.scale is None and not part.held:
             return self._quantizer.quantize(data, source.dtype, packed, scales, sums=sums)
-        values = self._values(part, data)
+        values = self._values(part, data) if source.scale else self._bits(part, data)
         if part.held:
             values = np.ascontiguousarray(values.T)
         dtype = source.dtype if source.scale is None else "F32"
-        flat = memoryview(values.reshape(-1)).cast("B")
+        flat = values.reshape(-1).data.cast("B")
         return self._quantizer.quantize(flat, dtype, packed, scales, sums=sums)
 
     def dequantize(self, part: Part, data: memoryview, output: memoryview) -> NonFinite:
@@ -81,15 +81,18 @@ class Converter:
         np.frombuffer(output, np.uint16)[:] = to_bf16(values).reshape(-1)
         return NonFinite(0, -1)
 
-    def _values(self, part: Part, data: memoryview) -> NDArray[np.generic]:
-        """Return the stored rows of a part: bits of 16- and 32-bit floats, values of FP8."""
+    def _values(self, part: Part, data: memoryview) -> NDArray[np.float32]:
+        """Return the stored rows of a part of scaled FP8."""
         source = part.item.source
-        columns = stored_shape(source)[1]
-        if source.scale is not None:
-            first_row = part.first_element // columns
-            return dequantize_rows(source, self._scales_of(source).grid, first_row, data)
+        first_row = part.first_element // stored_shape(source)[1]
+        return dequantize_rows(source, self._scales_of(source).grid, first_row, data)
+
+    @staticmethod
+    def _bits(part: Part, data: memoryview) -> NDArray[Any]:
+        """Return the stored rows of a part as unsigned integers of the elements' width."""
+        source = part.item.source
         kind = _UNSIGNED[DTYPE_BITS[source.dtype] // 8]
-        return np.frombuffer(data, kind).reshape(-1, columns)
+        return np.frombuffer(data, kind).reshape(-1, stored_shape(source)[1])
 
     def scales_digest(self, weight: TensorInfo) -> str:
         """Return the XXH3-128 of the scales of an FP8 weight."""

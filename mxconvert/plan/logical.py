@@ -16,7 +16,7 @@ from mxconvert.fp8 import FP8_DTYPES
 from mxconvert.model import Skipped, TensorInfo
 from mxconvert.plan.scales import SCALE_SUFFIXES, find_scale, is_left_scale
 from mxconvert.recipes import moe_sizes
-from mxconvert.views import SWAPPED, view_of, whole
+from mxconvert.views import swapped, view_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -116,7 +116,7 @@ def _part(
         return view_of(tensor, name, selection, shape=(count,))
     selection[2 if rule.transposed else 1] = rows
     inputs = tensor.shape[1 if rule.transposed else 2]
-    axes = SWAPPED if rule.transposed else None
+    axes = swapped(len(tensor.shape)) if rule.transposed else None
     return view_of(tensor, name, selection, shape=(count, inputs), axes=axes)
 
 

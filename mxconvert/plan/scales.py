@@ -101,10 +101,8 @@ def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
             continue
         fits = (
             isinstance(block, list)
-            and len(block) == 2
-            and all(  # noqa: PLR2004
-                type(size) is int and size > 0 for size in block
-            )
+            and len(block) == len(_USUAL_BLOCK)
+            and all(type(size) is int and size > 0 for size in block)
         )
         if not fits:
             raise SourceError(

@@ -21,8 +21,8 @@ class Fused:
     P projections with n output rows each, K inputs. A vector has ``[E, n * P]``.
 
     Attributes:
-        pattern: Regular expression of its name, with the groups ``prefix`` (through
-            ``experts``) and ``layer``.
+        pattern: Regular expression of its name, with the groups ``prefix`` (the module of
+            all experts) and ``layer``.
         projections: What it holds, in its order; also names of the output.
         kind: ``weight`` or ``bias``.
         transposed: Whether the input dimension comes first.
@@ -45,7 +45,8 @@ class Fused:
 
     def name(self, prefix: str, expert: int, projection: str) -> str:
         """Return what a part is called in the output."""
-        return f"{prefix}.{expert}.{projection}.{self.kind}"
+        experts = prefix if prefix.endswith(".experts") else f"{prefix}.experts"
+        return f"{experts}.{expert}.{projection}.{self.kind}"
 
     def rows(self, position: int, total: int) -> tuple[int, int, int]:
         """Return ``(start, stop, step)`` of a projection's output rows.
