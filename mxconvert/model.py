@@ -382,6 +382,7 @@ class Plan:
         copied: Totals of what keeps its values.
         notices: ``(code, message)`` of decisions the user should know.
         dropped: Stored tensors that the output has no use for, and why.
+        repacked: Weights that were MXFP4 before and keep their values.
     """
 
     options: Options
@@ -393,6 +394,7 @@ class Plan:
     copied: Totals
     notices: tuple[tuple[str, str], ...] = ()
     dropped: tuple[Skipped, ...] = ()
+    repacked: int = 0
 
     @property
     def weight_map(self) -> dict[str, str]:

@@ -19,6 +19,8 @@ def plan(
     src: o.Source,
     *,
     options: Options,
+    engine: o.EngineOption = None,
+    force: o.Force = False,
     strict: o.Strict = False,
     json: o.Json = False,
     debug: o.Debug = False,
@@ -29,19 +31,20 @@ def plan(
     the files with their sizes.
     """
     del debug
-    checkpoint, made = load_plan(src, options, strict=strict, show_notices=not json)
+    goal = o.Goal(engine=engine, force=force, strict=strict)
+    checkpoint, made = load_plan(src, options, goal, show_notices=not json)
     show_plan(checkpoint, made, json=json)
 
 
 def load_plan(
-    src: str, options: Options, *, strict: bool, show_notices: bool
+    src: str, options: Options, goal: o.Goal, *, show_notices: bool
 ) -> tuple[Checkpoint, Plan]:
     """Read the source's headers and plan the output."""
     from mxconvert.plan import build_plan
     from mxconvert.source import local_path, open_checkpoint
 
     checkpoint = open_checkpoint(local_path(src, "SRC"), unindexed=options.unindexed)
-    made = build_plan(checkpoint, options, strict=strict)
+    made = build_plan(checkpoint, options, strict=goal.strict, engine=goal.engine, force=goal.force)
     if show_notices:
         from mxconvert.cli.tables import print_notices
 

@@ -29,6 +29,8 @@ def quantize(
     dst: Annotated[str, typer.Argument(metavar="DST", help="Output folder.")],
     *,
     options: Options,
+    engine: o.EngineOption = None,
+    force: o.Force = False,
     strict: o.Strict = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
@@ -79,15 +81,16 @@ def quantize(
     source, target = local_path(src, "SRC"), local_path(dst, "DST")
     memory, kernels = runtime.parse_size(max_memory), o.check_backend(backend)
     check_destination(source, target)
+    goal = o.Goal(engine=engine, force=force, strict=strict)
     if dry_run:
-        show_plan(*load_plan(src, options, strict=strict, show_notices=not json), json=json)
+        show_plan(*load_plan(src, options, goal, show_notices=not json), json=json)
         return
     from mxconvert.quantize import compiling
 
     with compiling(kernels, options.scale_rule, sums=not no_statistics):
         from mxconvert.pipeline import RunOptions, quantize_checkpoint
 
-        checkpoint, made = load_plan(src, options, strict=strict, show_notices=False)
+        checkpoint, made = load_plan(src, options, goal, show_notices=False)
 
     # The plan lives to the end; the collector need not walk its records again and again.
     gc.freeze()

@@ -13,6 +13,7 @@ from mxconvert.cli import runtime
 from mxconvert.cli.runtime import parse_size
 from mxconvert.errors import UsageError
 from mxconvert.model import Activations, Layout, Options, ScaleRule, Scope, Unindexed
+from mxconvert.recipes.engines import Engine
 from mxconvert.safetensors_format import is_utf8
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ MaxMemory = Annotated[
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse what is otherwise a warning about the source.")
+]
+EngineOption = Annotated[
+    Engine | None,
+    typer.Option("--engine", help="Refuse a family that this engine is known not to load."),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Make what no engine, or not --engine, is known to load."),
 ]
 RuleOption = Annotated[
     ScaleRule,
@@ -116,6 +125,15 @@ BaseModel = Annotated[
         "--base-model", metavar="NAME", help="The hub's name of the source, for the card."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a plan has to be good for, beside its bytes."""
+
+    engine: Engine | None = None
+    force: bool = False
+    strict: bool = False
 
 
 def check_backend(name: str) -> str:

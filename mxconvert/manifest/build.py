@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from mxconvert.model import Item, Options, OutputFile, Plan, SourceFile, Totals
 
+SCALES_OF_SOURCE = "source"
+"""Scale rule of an artifact whose weights were MXFP4 before."""
+
 GENERATOR = Generator(name="mxconvert", version=__version__)
 
 
@@ -77,7 +80,7 @@ def build_manifest(
         generator=generator,
         source=source,
         options=options_json(plan.options),
-        format=FormatSpec(scale_rule=str(plan.options.scale_rule)),
+        format=FormatSpec(scale_rule=_scale_rule(plan)),
         model=_model_facts(plan, config),
         totals=ArtifactTotals(
             tensors=plan.num_tensors,
@@ -89,6 +92,12 @@ def build_manifest(
         ),
         files=entries,
     )
+
+
+def _scale_rule(plan: Plan) -> str:
+    """Return how scales were chosen: if all of them came with the source, nobody knows."""
+    made = plan.quantized.tensors or not plan.repacked
+    return str(plan.options.scale_rule) if made else SCALES_OF_SOURCE
 
 
 def _model_facts(plan: Plan, config: Mapping[str, Any]) -> ModelFacts:

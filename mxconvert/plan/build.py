@@ -22,9 +22,10 @@ from mxconvert.model import (
     quantized_names,
 )
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for
+from mxconvert.plan.engines import check_engines
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
-from mxconvert.plan.logical import logical_tensors
+from mxconvert.plan.logical import Logical, logical_tensors
 from mxconvert.plan.refuse import unknown_family
 from mxconvert.plan.select import Selection, select, tied_head
 from mxconvert.recipes import Recipe, find_recipe, looks_like_moe
@@ -33,28 +34,42 @@ from mxconvert.recipes.families import DENSE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from mxconvert.recipes.engines import Engine
+
 HEADER_METADATA: Mapping[str, str] = {"format": "pt"}
 """What every output file's header says; some loaders refuse files without it."""
 
 _RANK = 2
 
 
-def build_plan(checkpoint: Checkpoint, options: Options, *, strict: bool = False) -> Plan:
+def build_plan(
+    checkpoint: Checkpoint,
+    options: Options,
+    *,
+    strict: bool = False,
+    engine: Engine | None = None,
+    force: bool = False,
+) -> Plan:
     """Decide everything that will be written.
 
     Args:
         checkpoint: A source after preflight; only records are used, nothing is read.
         options: Every option that changes output bytes.
         strict: Refuse what would otherwise be a warning.
+        engine: The engine that has to take the result; ``None``: any.
+        force: Make what no engine, or not the one asked for, is known to take.
 
     Raises:
         SourceError: The source is unsupported, see `mxconvert.plan.select`.
         UsageError: Options that do not fit the source.
     """
     recipe = resolve_recipe(checkpoint, options)
+    unread = check_engines(recipe.name, engine, force=force)
     logical = logical_tensors(checkpoint.tensors, checkpoint.config, recipe)
     tensors = logical.tensors
-    chosen = select(tensors, checkpoint.config, recipe, options, strict=strict)
+    chosen = select(
+        tensors, checkpoint.config, recipe, options, strict=strict, packed=logical.packed
+    )
     _refuse_collisions(tensors, chosen)
     groups = group_pieces(_pieces(tensors, chosen), options)
     files = tuple(_file(group, tensors, chosen) for group in groups)
@@ -64,11 +79,12 @@ def build_plan(checkpoint: Checkpoint, options: Options, *, strict: bool = False
         recipe=recipe.name,
         num_experts=max(routed, default=-1) + 1,
         files=files,
-        ignore=_ignore(tensors, checkpoint.config, chosen),
+        ignore=_ignore(logical, checkpoint.config, chosen),
         quantized=_totals(files, Action.QUANTIZE),
         copied=_totals(files, Action.COPY, Action.DEQUANTIZE),
-        notices=tuple(chosen.notices),
+        notices=(*unread, *chosen.notices),
         dropped=tuple(logical.dropped),
+        repacked=len(logical.packed),
     )
 
 
@@ -165,18 +181,16 @@ def file_header(items: Iterable[Item]) -> bytes:
     return header
 
 
-def _ignore(
-    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], chosen: Selection
-) -> tuple[str, ...]:
+def _ignore(logical: Logical, config: Mapping[str, Any], chosen: Selection) -> tuple[str, ...]:
     linear = [
         name
-        for name, tensor in tensors.items()
+        for name, tensor in logical.tensors.items()
         if len(tensor.shape) == _RANK and name.endswith(WEIGHT_SUFFIX)
     ]
-    tied = tied_head(config, tensors)
+    tied = tied_head(config, logical.tensors)
     return ignore_entries(
         kept=_asked_for(name for name in linear if name not in chosen.quantize),
-        converted=_asked_for(name for name in linear if name in chosen.quantize),
+        converted=_asked_for((*(n for n in linear if n in chosen.quantize), *logical.packed)),
         always=[tied] if tied else [],
     )
 

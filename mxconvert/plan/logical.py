@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.errors import SourceError
 from mxconvert.fp8 import FP8_DTYPES
 from mxconvert.model import Skipped, TensorInfo
+from mxconvert.plan.packed import packed_modules, repack
 from mxconvert.plan.scales import SCALE_SUFFIXES, find_scale, is_left_scale
 from mxconvert.recipes import moe_sizes
 from mxconvert.views import swapped, view_of, whole
@@ -33,10 +34,12 @@ class Logical:
 
     Attributes:
         tensors: By name, sorted by name.
+        packed: Modules that are MXFP4 already.
         dropped: Stored tensors that the output has no use for.
     """
 
     tensors: dict[str, TensorInfo]
+    packed: set[str] = field(default_factory=set)
     dropped: list[Skipped] = field(default_factory=list)
 
 
@@ -49,8 +52,16 @@ def logical_tensors(
         SourceError: A fused tensor has another shape than the config says, an FP8 weight
             has no scale, or one of an unknown shape.
     """
-    found = dict(_split(tensors, config, recipe))
+    unpacked = {tensor.name: tensor for tensor in repack(tensors)}
+    if len(unpacked) < len(tensors):
+        raise SourceError(
+            "the checkpoint stores MXFP4 weights under two names",
+            hint="remove one of both",
+            code="ambiguous-experts",
+        )
+    found = dict(_split(unpacked, config, recipe))
     logical = _with_scales(found, config)
+    logical.packed = packed_modules(logical.tensors)
     logical.tensors = dict(sorted(logical.tensors.items()))
     return logical
 
@@ -190,7 +201,7 @@ def _with_scales(tensors: dict[str, TensorInfo], config: Mapping[str, Any]) -> L
     dropped = list(_left_scales(kept.values(), bool(scaled)))
     for entry in dropped:
         del kept[entry.name]
-    return Logical(kept, dropped)
+    return Logical(kept, dropped=dropped)
 
 
 def _left_scales(tensors: Iterable[TensorInfo], is_fp8: bool) -> Iterator[Skipped]:

@@ -7,12 +7,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError, brief
-from mxconvert.model import Options, Scope, TensorInfo
+from mxconvert.model import PACKED_SUFFIX, Options, Scope, TensorInfo
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name
 from mxconvert.recipes import Recipe, Role, Slot, model_type, recipe_names, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
 _SHOWN = 4
 _MIN_RANK = 2
@@ -26,14 +27,18 @@ _SCHEME_WORDS = ("format", "quant_algo", "fmt", "bits")
 _QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"})
 
 
-def refuse_quantized(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> None:
+def refuse_quantized(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], mxfp4: AbstractSet[str]
+) -> None:
     """Refuse a source that is quantized already.
 
     Raises:
         SourceError: Naming the scheme found and what is supported.
     """
     scheme = _declared_scheme(config)
-    packed = [name for name in tensors if _PACKED.search(name)]
+    packed = [
+        name for name in tensors if _PACKED.search(name) and name.rpartition(".")[0] not in mxfp4
+    ]
     fp8 = [
         t.name
         for t in tensors.values()
@@ -42,7 +47,7 @@ def refuse_quantized(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         and t.name.endswith(WEIGHT_SUFFIX)
         and t.scale is None
     ]
-    understood = scheme is None or any(t.scale is not None for t in tensors.values())
+    understood = not scheme or mxfp4 or any(t.scale is not None for t in tensors.values())
     if understood and not packed and not fp8:
         return
     evidence = f"config.json declares {scheme}" if scheme else "config.json declares no scheme"
@@ -52,7 +57,7 @@ def refuse_quantized(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any
         evidence += f"; {len(names)} tensors such as {names[0]} hold {', '.join(dtypes)}"
     raise SourceError(
         f"the source is quantized already: {evidence}",
-        hint="BF16, F16, F32 and FP8 with scales can be converted; give such a checkpoint",
+        hint="BF16, F16, F32, FP8 with scales and MXFP4 can be read; give such a checkpoint",
         code="already-quantized",
     )
 
@@ -162,7 +167,8 @@ def check_completeness(
         return []
     found: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, slot in slots.items():
-        if slot.role is Role.EXPERT and name not in mtp and name.endswith(WEIGHT_SUFFIX):
+        is_weight = name.endswith((WEIGHT_SUFFIX, PACKED_SUFFIX))
+        if slot.role is Role.EXPERT and name not in mtp and is_weight:
             found[slot.layer or 0][slot.expert or 0].add(slot.projection or "")
     stated = recipe.num_experts(config)
     messages = []

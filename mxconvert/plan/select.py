@@ -24,6 +24,7 @@ from mxconvert.recipes import LINEAR_ROLES, Recipe, Role, Slot, head_is_tied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
 FLOAT_DTYPES = frozenset({"BF16", "F16", "F32"})
 _RANK = 2
@@ -53,6 +54,7 @@ def select(
     options: Options,
     *,
     strict: bool,
+    packed: AbstractSet[str] = frozenset(),
 ) -> Selection:
     """Decide which tensors become MXFP4.
 
@@ -62,12 +64,13 @@ def select(
         recipe: The model family.
         options: Scope and patterns.
         strict: Refuse what would otherwise be kept in high precision with a warning.
+        packed: Modules that are MXFP4 already and stay as they are.
 
     Raises:
         SourceError: Already quantized, unrecognised layout, nothing to quantize.
         UsageError: A pattern that matches nothing.
     """
-    refuse_quantized(tensors, config)
+    refuse_quantized(tensors, config, packed)
     classify = recipe.classifier(config)
     chosen = Selection({name: classify(name) for name in tensors})
     refuse_unrecognised(tensors, chosen.slots, config, recipe, options)
@@ -89,7 +92,9 @@ def select(
         _note_unknown(chosen, linear, included)
     _harmonise(chosen, linear, recipe, excluded=excluded, impossible=impossible, strict=strict)
     refuse_transposed(tensors, in_scope | chosen.quantize)
-    if not chosen.quantize:
+    if packed:
+        chosen.notices.append(("repacked", _repacked(packed)))
+    if not chosen.quantize and not packed:
         if not impossible:
             raise _nothing_to_quantize(tensors, recipe, options)
         _note(chosen, "nothing-quantized", [_NOTHING], strict=strict)
@@ -268,6 +273,13 @@ def _some(names: set[str]) -> str:
     listed = sorted(names)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return ", ".join(listed[:_SHOWN]) + more
+
+
+def _repacked(packed: AbstractSet[str]) -> str:
+    return (
+        f"{len(packed)} weights of the source are MXFP4 already: they keep every code and scale, "
+        "only names and shapes change"
+    )
 
 
 def _nothing_to_quantize(

@@ -7,7 +7,7 @@ from mxconvert.recipes.fused import Fused
 
 _PER_EXPERT = (
     r"(?:.*\.)?layers\.(?P<layer>\d{1,5})\.{block}\.experts\.(?P<expert>\d{1,5})"
-    r"\.(?P<projection>\w+)\.(?P<kind>weight|bias)$"
+    r"\.(?P<projection>\w+)\.(?P<kind>weight|bias|weight_packed|weight_scale)$"
 )
 _PREFIX = r"(?P<prefix>(?:.*\.)?layers\.(?P<layer>\d{1,5})\.{block}\.experts)"
 _STACKED = r"(?P<prefix>(?:.*\.)?layers\.(?P<layer>\d{1,5})\.block_sparse_moe)"
