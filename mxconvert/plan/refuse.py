@@ -82,8 +82,10 @@ def refuse_unrecognised(
     config: Mapping[str, Any],
     recipe: Recipe,
     options: Options,
+    *,
+    mtp: set[str],
 ) -> None:
-    """Refuse expert weights that the recipe does not place.
+    """Refuse expert weights that the recipe does not place, but for MTP layers: they are kept.
 
     Raises:
         SourceError: With counts and bytes of what would stay unquantized.
@@ -95,7 +97,8 @@ def refuse_unrecognised(
     stray = odd + [
         tensor
         for name, tensor in tensors.items()
-        if slots[name].role in (Role.OTHER, Role.MLP, Role.ROUTER)
+        if name not in mtp
+        and slots[name].role in (Role.OTHER, Role.MLP, Role.ROUTER)
         and len(tensor.shape) >= _MIN_RANK
         and _EXPERT_WORD.search(name)
     ]

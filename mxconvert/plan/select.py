@@ -73,8 +73,8 @@ def select(
     refuse_quantized(tensors, config, packed)
     classify = recipe.classifier(config)
     chosen = Selection({name: classify(name) for name in tensors})
-    refuse_unrecognised(tensors, chosen.slots, config, recipe, options)
     mtp = {name for name, slot in chosen.slots.items() if classify.is_mtp(name, slot)}
+    refuse_unrecognised(tensors, chosen.slots, config, recipe, options, mtp=mtp)
     incomplete = check_completeness(chosen.slots, mtp, config, recipe)
     _note(chosen, "incomplete-experts", incomplete, strict=strict)
 

@@ -65,7 +65,7 @@ COMMON_ROLES: tuple[tuple[Role, str], ...] = (
                 r"|^(\w+\.)?(output|output_layer|head)\.\w+$")),
     (Role.NORM, r"(?i)(^|\.|_)(\w*layer_?norm|\w*norm|ln_\w+)(\d*)(\.|$)"),
     (Role.SHARED_EXPERT, r"(^|\.)(shared_experts?|shared_mlp)(\.|$)"),
-    (Role.ROUTER, (r"(^|\.)(mlp|block_sparse_moe|ffn|feed_forward|moe)\.(gate|router)(\.|$)"
+    (Role.ROUTER, (r"(^|\.)(mlp|block_sparse_moe|ffn|feed_forward|moe|mixer)\.(gate|router)(\.|$)"
                   r"|(^|\.)(shared_expert_gate|router|e_score_correction_bias)(\.|$)")),
     (Role.ATTENTION, (r"(?i)(^|\.)(self_?attn|self_?attention|attention|attn|linear_attn|"
                      r"encoder_attn|encdecattention)(\.|$)")),
@@ -74,7 +74,7 @@ COMMON_ROLES: tuple[tuple[Role, str], ...] = (
 )  # fmt: skip
 _COMMON_ROLES = tuple((role, re.compile(pattern)) for role, pattern in COMMON_ROLES)
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,5})\.")
-_MTP_PREFIX = re.compile(r"(^|\.)mtp\.")
+_MTP_PREFIX = re.compile(r"(^|\.)mtp(_\w+)?\.")
 
 LARGEST_NUMBER = 99_999
 """Of layers and experts; tensor names with more digits are not taken for theirs."""
@@ -95,8 +95,22 @@ COMMON_SIBLINGS: tuple[tuple[str, ...], ...] = (
 # One model spells them differently in different releases of transformers, so every
 # family looks for every spelling.
 NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_INNER_KEYS = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
-EXPERTS_PER_TOKEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k")
+_INNER_KEYS = (
+    "moe_intermediate_size",
+    "expert_intermediate_size",
+    "expert_ffn_hidden_size",
+    "intermediate_size",
+    "ffn_hidden_size",
+)
+_HIDDEN_KEYS = ("hidden_size", "d_model")
+EXPERTS_PER_TOKEN_KEYS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_top_k",
+    "moe_k",
+    "moe_topk",
+    "top_k_experts",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +128,8 @@ class Recipe:
         fused: Tensors that hold all experts of a layer; split, their names match `expert`.
         mtp_after_last_layer: Layers numbered from ``num_hidden_layers`` on are
             multi-token-prediction layers.
+        expert_sets: Sets of routed experts in a layer, each of the number that the config
+            states: ERNIE 4.5 VL numbers those of text and of vision in a row.
         siblings: Groups of module names that share one scheme.
     """
 
@@ -124,11 +140,13 @@ class Recipe:
     projections: tuple[str, ...] = ()
     fused: tuple[Fused, ...] = ()
     mtp_after_last_layer: bool = False
+    expert_sets: int = 1
     siblings: tuple[tuple[str, ...], ...] = COMMON_SIBLINGS
 
     def num_experts(self, config: Mapping[str, Any]) -> int | None:
         """Return the routed experts per layer that the config states."""
-        return config_int(config, NUM_EXPERTS_KEYS)
+        stated = config_int(config, NUM_EXPERTS_KEYS)
+        return stated * self.expert_sets if stated else stated
 
     def experts_per_token(self, config: Mapping[str, Any]) -> int | None:
         """Return the routed experts that a token uses, as the config states."""
@@ -191,7 +209,7 @@ def moe_sizes(config: Mapping[str, Any]) -> MoESizes:
     """Return experts per layer, hidden size and inner size of one expert."""
     return MoESizes(
         config_int(config, NUM_EXPERTS_KEYS),
-        config_int(config, ("hidden_size",)),
+        config_int(config, _HIDDEN_KEYS),
         config_int(config, _INNER_KEYS),
     )
 
@@ -206,21 +224,29 @@ def head_is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    """Return the first of ``keys`` that the config (or its text_config) holds.
+    """Return the first of ``keys`` that the config (or a part of it) holds.
+
+    A list gives a number for each layer or modality: it counts if they agree.
 
     Raises:
         SourceError: The value is not a number that a model can have.
     """
-    for part in (text_config(config), config):
+    inner = config.get("ffn_config")
+    for part in (text_config(config), config, inner if isinstance(inner, dict) else {}):
         for key in keys:
-            value = part.get(key)
-            if value is None:
-                continue
-            if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
-                raise SourceError(
-                    f"config.json: {key} is {brief(value)}, expected a whole number of at most "
-                    f"{LARGEST_NUMBER}",
-                    hint="correct config.json",
-                )
-            return value
+            stated = part.get(key)
+            values = stated if isinstance(stated, list) else [] if stated is None else [stated]
+            numbers = {_number(key, value) for value in values}
+            if len(numbers) == 1:
+                return numbers.pop()
     return None
+
+
+def _number(key: str, value: object) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
+        raise SourceError(
+            f"config.json: {key} is {brief(value)}, expected a whole number of at most "
+            f"{LARGEST_NUMBER}",
+            hint="correct config.json",
+        )
+    return value

@@ -1,0 +1,32 @@
+"""Families that call an expert's matrices w1 (gate), w3 (up) and w2 (down)."""
+
+from __future__ import annotations
+
+from mxconvert.recipes.base import Recipe
+from mxconvert.recipes.patterns import W123, per_expert
+
+
+def _family(name: str, title: str, *model_types: str, block: str = "block_sparse_moe") -> Recipe:
+    return Recipe(
+        name=name,
+        title=title,
+        model_types=frozenset(model_types),
+        expert=per_expert(block),
+        projections=W123,
+    )
+
+
+W1_W2_W3: tuple[Recipe, ...] = (
+    _family("mixtral", "Mixtral", "mixtral"),
+    _family(
+        "minimax",
+        "MiniMax-Text-01, MiniMax-M1, MiniMax-M2",
+        "minimax",
+        "minimax_m1",
+        "minimax_text_01",
+        "minimax_m2",
+    ),
+    _family("phimoe", "Phi-3.5-MoE", "phimoe"),
+    _family("kimi-k3", "Kimi-K3, Kimi-Linear", "kimi_k3", "kimi_linear"),
+    _family("lfm2-moe", "LFM2-MoE", "lfm2_moe", block="feed_forward"),
+)
