@@ -56,7 +56,7 @@ COMMON_ROLES: tuple[tuple[Role, str], ...] = (
     (Role.OTHER, (r"(^|\.|_)conv(\dd|\d)?(\.|$)"
                  r"|(^|\.)(indexer|altup|connector|img_projector|image_encoder)(\.|$)")),
     (Role.VISION, (r"(^|\.)(vision_tower|visual|vision_model|vision|audio_tower|audio|"
-                  r"multi_modal_projector|mm_projector|vit)(\.|_|$)")),
+                  r"multi_modal_projector|mm_projector|resampler(_model)?|vit)(\.|_|$)")),
     # T5 calls its embedding shared and has another for relative positions.
     (Role.EMBEDDING, (r"(^|\.)(embed_\w+|\w*embeddings?|embed|wte|wpe|relative_attention_bias)"
                      r"(\.|$)|^shared\.")),

@@ -96,6 +96,25 @@ _AUDIO_TOWER: Config = {
     "output_dim": HIDDEN,
     "downsample_hidden_size": 16,
 }
+_TALKER: Config = {
+    "text_config": {
+        **_QWEN,
+        **_MROPE,
+        "num_hidden_layers": 1,
+        "shared_expert_intermediate_size": 64,
+    },
+    "code_predictor_config": {
+        **_COMMON,
+        **_HEAD,
+        "num_hidden_layers": 1,
+        "intermediate_size": 64,
+        "num_code_groups": 2,
+    },
+    "thinker_hidden_size": HIDDEN,
+    "spatial_merge_size": 2,
+    "accept_hidden_layer": 1,
+    "num_code_groups": 2,
+}
 _QWEN35: Config = {**_QWEN, **_LINEAR, "shared_expert_intermediate_size": 64}
 _GEMMA: Config = {
     **_COMMON,
@@ -245,7 +264,20 @@ CONFIGS: Mapping[str, Config] = {
             "vision_config": _TOWER,
             "audio_config": _AUDIO_TOWER,
         },
-        "enable_audio_output": False,
+        "talker_config": _TALKER,
+        "code2wav_config": {
+            "codebook_size": 8,
+            "hidden_size": 32,
+            "decoder_dim": 32,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_quantizers": 2,
+            "upsample_rates": [2],
+            "upsampling_ratios": [2],
+        },
+        "enable_audio_output": True,
     },
     "gemma4": {
         "text_config": {**_GEMMA},
