@@ -21,6 +21,7 @@ FP8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2"})
 _WIDE_BITS = {"F16": np.float16, "F32": np.float32}
 _NAN_SCALE = 255
 _MAGNITUDE = 0x7F
+_BF16_OVERFLOW = 0x7F7F8000  # half a step beyond the largest BF16, a tie that goes up
 
 
 @cache
@@ -117,8 +118,15 @@ def block_factors(weight: TensorInfo, grid: Floats, first_block: int, count: int
     return factors
 
 
+def has_bf16(values: Floats) -> NDArray[np.bool_]:
+    """Whether each float32 is finite and stays so when it is rounded to BF16."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    fits: NDArray[np.bool_] = (bits & np.uint32(0x7FFFFFFF)) < np.uint32(_BF16_OVERFLOW)
+    return fits
+
+
 def to_bf16(values: Floats) -> NDArray[np.uint16]:
-    """Round float32 to the bits of BF16, ties to even; finite values only."""
+    """Round float32 to the bits of BF16, ties to even; of those for which `has_bf16` holds."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return rounded.astype(np.uint16)

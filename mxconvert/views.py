@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from mxconvert.model import Selection
 
+_BITS_PER_BYTE = 8
+_MATRIX = 2
+
 
 def swapped(rank: int) -> tuple[int, ...]:
     """Return the order of dimensions of a transposed matrix behind leading dimensions."""
@@ -41,7 +44,7 @@ def view_of(
     """Return a part of a stored tensor under a name of its own.
 
     Args:
-        tensor: The stored tensor.
+        tensor: The stored tensor, of whole bytes to an element and at least one dimension.
         name: What the part is called.
         selection: Per stored dimension ``(start, stop, step)``. At most one dimension may
             be cut with a step or to a part, beside leading ones that are cut to one
@@ -50,22 +53,22 @@ def view_of(
             element left out, neighbours merged if ``axes`` is ``None``.
         dtype: What it is called in the output, if not as stored; of the same width.
         axes: Order of the stored dimensions in the output, as `swapped` gives it, if the
-            output is transposed.
+            output is a transposed matrix.
 
     Raises:
         ValueError: A selection of another form.
     """
     lengths = [len(range(*part)) for part in selection]
-    if len(selection) != len(tensor.shape) or num_elements(lengths) != num_elements(shape):
-        raise ValueError(f"{name}: selection {selection} of shape {tensor.shape} is not {shape}")
-    item = DTYPE_BITS[tensor.dtype] // 8
+    _check(name, tensor, selection, dtype or tensor.dtype)
+    _check_shape(name, lengths, shape, axes)
+    item = DTYPE_BITS[tensor.dtype] // _BITS_PER_BYTE
     strides = [item * num_elements(tensor.shape[i + 1 :]) for i in range(len(selection))]
     offset = tensor.offset + sum(
         part[0] * stride for part, stride in zip(selection, strides, strict=True)
     )
     rows = next((i for i, n in enumerate(lengths) if n > 1), len(lengths) - 1)
     inner = selection[rows + 1 :]
-    _check_inner(name, inner, tensor.shape[rows + 1 :], axes)
+    _check_inner(name, inner, tensor.shape[rows + 1 :])
     last = len(selection) - 1
     if rows == last:  # a vector, perhaps with a step
         count, pitch = 1, 0
@@ -92,13 +95,31 @@ def view_of(
     )
 
 
-def _check_inner(
-    name: str,
-    inner: Selection,
-    shape: Sequence[int],
-    axes: tuple[int, ...] | None,
+def _check(name: str, tensor: TensorInfo, selection: Selection, dtype: str) -> None:
+    bits = DTYPE_BITS[tensor.dtype]
+    inside = len(selection) == len(tensor.shape) > 0 and all(
+        0 <= start <= stop <= size and step > 0
+        for (start, stop, step), size in zip(selection, tensor.shape, strict=True)
+    )
+    if not inside or bits % _BITS_PER_BYTE or DTYPE_BITS.get(dtype) != bits:
+        raise ValueError(
+            f"{name}: no part {selection} of {tensor.dtype}{list(tensor.shape)} as {dtype}"
+        )
+
+
+def _check_shape(
+    name: str, lengths: Sequence[int], shape: tuple[int, ...], axes: tuple[int, ...] | None
 ) -> None:
-    rank = 0 if axes is None else len(axes)
+    fits = num_elements(lengths) == num_elements(shape)
+    if axes is not None:
+        outer = num_elements(lengths[:-_MATRIX])
+        fits = axes == swapped(len(lengths)) and len(axes) >= _MATRIX and outer == 1
+        fits = fits and shape == (lengths[-1], lengths[-2])
+    if not fits:
+        raise ValueError(f"{name}: {list(lengths)} elements with axes {axes} are not {shape}")
+
+
+def _check_inner(name: str, inner: Selection, shape: Sequence[int]) -> None:
     whole_dims = all(part == (0, size, 1) for part, size in zip(inner, shape, strict=True))
-    if axes not in (None, swapped(rank)) or (not whole_dims and len(inner) > 1):
-        raise ValueError(f"{name}: cannot read selection {inner} of {shape} with axes {axes}")
+    if not whole_dims and len(inner) > 1:
+        raise ValueError(f"{name}: cannot read selection {inner} of {shape}")

@@ -26,7 +26,7 @@ from mxconvert.pipeline.pieces import (
     largest_held,
     output_capacity,
 )
-from mxconvert.pipeline.slots import Budget, plan_budget
+from mxconvert.pipeline.slots import Budget, Needs, plan_budget
 from mxconvert.plan import build_plan
 from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.source import SourceReader, open_checkpoint
@@ -201,16 +201,21 @@ def test_pieces_fit_their_buffers(
 
 def test_scales_of_cut_tensors_are_counted() -> None:
     file = _file([(Action.QUANTIZE, "BF16", (64, 4096)), (Action.QUANTIZE, "BF16", (32, 1024))])
-    assert largest_held(file, 4096) == 64 * 4096 // 32
-    assert largest_held(file, PIECE_SIZE) == 0
+    assert largest_held(file.items, 4096) == 64 * 4096 // 32
+    assert largest_held(file.items, PIECE_SIZE) == 0
 
 
 # --------------------------------------------------------------------------- budget
 
 
+def _waiting(scales: int) -> Needs:
+    return Needs(held=lambda _: scales)
+
+
 def _used(budget: Budget, scales: int) -> int:
     per_slot = budget.piece_size + output_capacity(budget.piece_size)
-    return budget.slots * per_slot + (budget.active_files + 1) * scales
+    assert budget.held >= scales
+    return budget.slots * per_slot + budget.held
 
 
 def _assert_least(
@@ -220,10 +225,10 @@ def _assert_least(
     least = int(error.message.rpartition(" ")[2])
     assert least > max_memory
     assert f"pass --max-memory {-(-least // MIB)}MiB" in str(error.hint)
-    smallest = plan_budget(jobs, least, scales, resident)
+    smallest = plan_budget(jobs, least, resident, _waiting(scales))
     assert (smallest.jobs, smallest.piece_size) == (1, MIN_PIECE_SIZE)
     with pytest.raises(UsageError):
-        plan_budget(jobs, least - 1, scales, resident)
+        plan_budget(jobs, least - 1, resident, _waiting(scales))
 
 
 @given(
@@ -236,7 +241,7 @@ def test_budget_is_never_exceeded(jobs: int, room: int, scales: int, resident: i
     """What is planned fits; where nothing fits, the least that is stated does."""
     max_memory = resident + room * MIB
     try:
-        budget = plan_budget(jobs, max_memory, scales, resident)
+        budget = plan_budget(jobs, max_memory, resident, _waiting(scales))
     except UsageError as error:
         _assert_least(error, jobs, max_memory, scales, resident)
         return
@@ -253,7 +258,7 @@ def test_budget_is_never_exceeded(jobs: int, room: int, scales: int, resident: i
     scales=st.integers(0, 8 * MIB),
 )
 def test_more_memory_never_means_less_work(jobs: int, memory: list[int], scales: int) -> None:
-    budgets = [plan_budget(jobs, m * MIB, scales, 8 * MIB) for m in sorted(memory)]
+    budgets = [plan_budget(jobs, m * MIB, 8 * MIB, _waiting(scales)) for m in sorted(memory)]
     for less, more in itertools.pairwise(budgets):
         assert less.piece_size <= more.piece_size
         assert less.jobs <= more.jobs
@@ -261,7 +266,7 @@ def test_more_memory_never_means_less_work(jobs: int, memory: list[int], scales:
 
 
 def test_ample_memory_gives_every_job_its_slots() -> None:
-    assert plan_budget(4, 2048 * MIB, 0, 64 * MIB).jobs == 4
+    assert plan_budget(4, 2048 * MIB, 64 * MIB, Needs()).jobs == 4
 
 
 # --------------------------------------------------------------------------- engine
@@ -293,7 +298,9 @@ class Bench:
             engine = Engine(
                 self.plan.files,
                 self.folder,
-                budget=Budget(self.jobs, 2 * self.jobs, MIN_PIECE_SIZE, max(1, self.jobs // 2)),
+                budget=Budget(
+                    self.jobs, 2 * self.jobs, MIN_PIECE_SIZE, max(1, self.jobs // 2), MIB
+                ),
                 reader=reader,
                 quantizer=quantizer or Quantizer(load_backend("auto"), "mse"),
                 record=record or (lambda file, result: self.recorded.append(file.name)),
@@ -320,10 +327,10 @@ class FailAt:
         self._calls = itertools.count(1)
         self._number, self._error, self._then = number, error, then
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         if next(self._calls) == self._number:
             raise self._error
-        return self._then(*args)
+        return self._then(*args, **options)
 
 
 class BadQuantizer(Quantizer):
@@ -389,12 +396,12 @@ def test_unexpected_error_in_a_kernel_ends_the_run(
 def test_unexpected_error_while_dispatching_ends_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail = FailAt(5, MemoryError(), FileJob.reserve)
+    fail = FailAt(5, MemoryError(), FileJob.next_piece)
 
-    def reserve(job: FileJob, piece: object) -> None:
-        fail(job, piece)
+    def next_piece(job: FileJob) -> object:
+        return fail(job)
 
-    monkeypatch.setattr(FileJob, "reserve", reserve)
+    monkeypatch.setattr(FileJob, "next_piece", next_piece)
     with pytest.raises(MemoryError):
         bench.run()
     assert bench.left == set(bench.recorded)

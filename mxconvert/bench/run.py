@@ -27,7 +27,7 @@ from mxconvert.errors import Interrupted
 from mxconvert.events import Notice, ignore
 from mxconvert.model import Options, ScaleRule
 from mxconvert.pipeline import DEFAULT_MAX_MEMORY, RunOptions, quantize_checkpoint
-from mxconvert.pipeline.slots import plan_budget, resident_bytes
+from mxconvert.pipeline.slots import Needs, plan_budget, resident_bytes
 from mxconvert.plan import build_plan
 from mxconvert.quantize import explain_backend, load_backend
 from mxconvert.source import open_checkpoint
@@ -285,7 +285,7 @@ class _Run:
 
     def _lanes(self) -> int:
         """Return how many output files `quantize` writes at a time."""
-        return plan_budget(self.jobs, DEFAULT_MAX_MEMORY, 0, 0).active_files
+        return plan_budget(self.jobs, DEFAULT_MAX_MEMORY, 0, Needs()).active_files
 
     def _machine(self) -> dict[str, Any]:
         return {

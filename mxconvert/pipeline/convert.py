@@ -1,4 +1,8 @@
-"""What happens to the bytes of one part: copied, quantized or dequantized."""
+"""What happens to the bytes of one part: copied, transposed, quantized or dequantized.
+
+Plain weights go to the kernels as they are stored. What has to be dequantized or transposed
+first goes through in chunks that stay in cache; `chunk_bytes` says what they take.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxconvert.errors import SourceError
-from mxconvert.fp8 import dequantize_rows, stored_shape, to_bf16
-from mxconvert.model import BLOCK_SIZE
-from mxconvert.quantize import NonFinite
+from mxconvert.fp8 import dequantize_rows, has_bf16, stored_shape, to_bf16
+from mxconvert.model import BLOCK_SIZE, Action
+from mxconvert.pipeline.pieces import is_transposed
+from mxconvert.quantize import ErrorSums
 from mxconvert.safetensors_format import DTYPE_BITS, num_elements
 from mxconvert.source.gather import read_tensor, tensor_pieces
 from mxconvert.source.scales import load_scales
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from mxconvert.model import TensorInfo
+    from mxconvert.model import Item, TensorInfo
     from mxconvert.pipeline.pieces import Part
-    from mxconvert.quantize import ErrorSums, Quantizer
+    from mxconvert.quantize import NonFinite, Quantizer
     from mxconvert.source import SourceReader
     from mxconvert.source.scales import Scales
 
-_UNSIGNED = {2: np.uint16, 4: np.uint32}
-_SCALES_KEPT = 64
+    Array = NDArray[Any]
+
+CHUNK_ELEMENTS = 128 * 1024
+"""Elements that are dequantized or transposed at a time, unless 32 rows are more."""
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SCALES_KEPT = 1024 * 1024
+_FLOAT_BYTES = 16  # float32 values, their factors, the product's transpose and a mask
 
 
 class Converter:
@@ -52,116 +65,188 @@ class Converter:
         packed: memoryview,
         scales: memoryview,
         sums: ErrorSums | None,
-    ) -> NonFinite:
-        """Quantize a part.
+    ) -> int:
+        """Quantize a part; return how many of its values are not finite.
 
         Args:
             part: Of a matrix; of a transposed one, whole multiples of 32 stored rows.
             data: Its bytes as stored.
-            packed: For the codes: those of each output row, one row after the other.
+            packed: For the codes of the part; of a transposed one those of the whole matrix.
             scales: For the scales, likewise.
             sums: What quantization does to the values is added here.
         """
         source = part.item.source
-        if source.scale is None and not part.held:
-            return self._quantizer.quantize(data, source.dtype, packed, scales, sums=sums)
-        values = self._values(part, data) if source.scale else self._bits(part, data)
-        if part.held:
-            values = np.ascontiguousarray(values.T)
+        if source.scale is None and not part.transposed:
+            return self._quantizer.quantize(data, source.dtype, packed, scales, sums=sums).count
+        if part.transposed:
+            return self._quantize_transposed(part, data, (packed, scales), sums)
+        return self._quantize_scaled(part, data, (packed, scales), sums)
+
+    def _quantize_scaled(
+        self,
+        part: Part,
+        data: memoryview,
+        out: tuple[memoryview, memoryview],
+        sums: ErrorSums | None,
+    ) -> int:
+        """Quantize rows of scaled FP8 that are stored as they are written."""
+        count = block = 0
+        for _, values in self._chunks(part, data):
+            blocks = values.size // BLOCK_SIZE
+            packed = out[0][block * BLOCK_SIZE // 2 : (block + blocks) * BLOCK_SIZE // 2]
+            count += self._quantize_rows(part, values, (packed, out[1][block:][:blocks]), sums)
+            block += blocks
+        return count
+
+    def _quantize_transposed(
+        self,
+        part: Part,
+        data: memoryview,
+        out: tuple[memoryview, memoryview],
+        sums: ErrorSums | None,
+    ) -> int:
+        """Quantize stored rows that are columns of the output, and put them into the whole."""
+        rows, count = part.item.source.shape[0], 0
+        for first, values in self._chunks(part, data):
+            blocks = values.size // BLOCK_SIZE
+            made = memoryview(bytearray(blocks * BLOCK_SIZE // 2)), memoryview(bytearray(blocks))
+            count += self._quantize_rows(part, np.ascontiguousarray(values.T), made, sums)
+            for some, whole, per in ((made[0], out[0], 2), (made[1], out[1], BLOCK_SIZE)):
+                columns = np.frombuffer(some, np.uint8).reshape(rows, -1)
+                _place(columns, np.frombuffer(whole, np.uint8).reshape(rows, -1), first // per)
+        return count
+
+    def _quantize_rows(
+        self,
+        part: Part,
+        values: Array,
+        out: tuple[memoryview, memoryview],
+        sums: ErrorSums | None,
+    ) -> int:
+        source = part.item.source
         dtype = source.dtype if source.scale is None else "F32"
+        some = ErrorSums() if sums is not None else None
         flat = values.reshape(-1).data.cast("B")
-        return self._quantizer.quantize(flat, dtype, packed, scales, sums=sums)
+        found = self._quantizer.quantize(flat, dtype, *out, sums=some)
+        if sums is not None and some is not None:
+            sums.add(some)
+        return found.count
 
-    def dequantize(self, part: Part, data: memoryview, output: memoryview) -> NonFinite:
-        """Make BF16 of a part of scaled FP8, rows of the output being rows of the storage."""
-        values = self._values(part, data)
-        finite = np.isfinite(values)
-        if not finite.all():
-            return NonFinite(int((~finite).sum()), int(np.argmin(finite)))
-        np.frombuffer(output, np.uint16)[:] = to_bf16(values).reshape(-1)
-        return NonFinite(0, -1)
+    def widen(self, part: Part, data: memoryview, output: memoryview) -> int:
+        """Make BF16 of scaled FP8, or transpose what is copied; return what BF16 cannot hold.
 
-    def _values(self, part: Part, data: memoryview) -> NDArray[np.float32]:
-        """Return the stored rows of a part of scaled FP8."""
+        Args:
+            part: Of a matrix.
+            data: Its bytes as stored.
+            output: For the part; of a transposed one for the whole matrix.
+        """
+        source, count = part.item.source, 0
+        for first, values in self._chunks(part, data):
+            if source.scale is not None:
+                count += int((~has_bf16(values)).sum())
+                values = to_bf16(values)  # noqa: PLW2901
+            whole = np.frombuffer(output, values.dtype)
+            if part.transposed:
+                _place(values.T, whole.reshape(source.shape), first)
+            else:
+                begin = first * source.shape[1] - part.first_element
+                whole[begin : begin + values.size] = values.reshape(-1)
+        return count
+
+    def _chunks(self, part: Part, data: memoryview) -> Iterator[tuple[int, Array]]:
+        """Yield a stored row's number and some rows from it on, dequantized or as integers."""
         source = part.item.source
-        first_row = part.first_element // stored_shape(source)[1]
-        return dequantize_rows(source, self._scales_of(source).grid, first_row, data)
+        columns, item = stored_shape(source)[1], DTYPE_BITS[source.dtype] // 8
+        count, row = _chunk_rows(part.item), part.first_element // columns
+        size = count * columns * item
+        for begin in range(0, len(data), size):
+            some = data[begin : begin + size]
+            if source.scale is not None:
+                yield row, dequantize_rows(source, self.scales_of(source).grid, row, some)
+            else:
+                yield row, np.frombuffer(some, _UNSIGNED[item]).reshape(-1, columns)
+            row += count
 
-    @staticmethod
-    def _bits(part: Part, data: memoryview) -> NDArray[Any]:
-        """Return the stored rows of a part as unsigned integers of the elements' width."""
-        source = part.item.source
-        kind = _UNSIGNED[DTYPE_BITS[source.dtype] // 8]
-        return np.frombuffer(data, kind).reshape(-1, stored_shape(source)[1])
-
-    def scales_digest(self, weight: TensorInfo) -> str:
-        """Return the XXH3-128 of the scales of an FP8 weight."""
-        return self._scales_of(weight).digest
-
-    def _scales_of(self, weight: TensorInfo) -> Scales:
+    def scales_of(self, weight: TensorInfo) -> Scales:
         """Return the scales of an FP8 weight, kept for its next part."""
         with self._lock:
             scales = self._scales.get(weight.name)
         if scales is None:
             scales = load_scales(self._reader, weight)
             with self._lock:
-                while len(self._scales) >= _SCALES_KEPT:
-                    del self._scales[next(iter(self._scales))]
                 self._scales[weight.name] = scales
+                kept = sum(some.grid.nbytes for some in self._scales.values())
+                while kept > _SCALES_KEPT and len(self._scales) > 1:
+                    kept -= self._scales.pop(next(iter(self._scales))).grid.nbytes
         return scales
 
     # ------------------------------------------------------------------------- diagnosis
 
-    def nonfinite_error(self, tensor: TensorInfo) -> SourceError:
+    def nonfinite_error(self, item: Item) -> SourceError:
         """Scan a whole matrix and say what is wrong with it."""
+        tensor = item.source
         columns = stored_shape(tensor)[1]
-        count, row, first = 0, 0, -1
-        for data in tensor_pieces(self._reader, tensor):
-            found = self._scan_rows(tensor, row, data)
-            if found and first < 0:
-                first = row * columns + found.first
-            count += found.count
+        count, first, row = 0, num_elements(tensor.shape), 0
+        for data in tensor_pieces(self._reader, tensor, CHUNK_ELEMENTS):
+            bad = np.flatnonzero(self._is_bad(item, row, data))
+            if bad.size:
+                count += bad.size
+                first = min(first, int(output_elements(tensor, row * columns + bad).min()))
             row += len(data) * 8 // DTYPE_BITS[tensor.dtype] // columns
-        return _nonfinite(tensor, count, divmod(first, columns))
+        return _nonfinite(tensor, count, first)
 
-    def _scan_rows(self, tensor: TensorInfo, first_row: int, data: memoryview) -> NonFinite:
-        if tensor.scale is None:
-            return self._quantizer.scan(data, tensor.dtype)
-        finite = np.isfinite(dequantize_rows(tensor, self._scales_of(tensor).grid, first_row, data))
-        count = int((~finite).sum())
-        return NonFinite(count, int(np.argmin(finite)) if count else -1)
-
-
-def scatter(
-    part: Part, packed: memoryview, scales: memoryview, held: tuple[memoryview, memoryview]
-) -> None:
-    """Put the blocks of a transposed matrix's part where they belong in its whole output.
-
-    Args:
-        part: Stored rows, which are columns of the output.
-        packed: Codes of the part, output row by output row.
-        scales: Scales of the part, likewise.
-        held: Codes ``[N, K/2]`` and scales ``[N, K/32]`` of the whole matrix.
-    """
-    rows, columns = part.item.source.shape
-    width = part.num_elements // rows
-    first = part.first_element // rows
-    for made, whole, per in ((packed, held[0], 2), (scales, held[1], BLOCK_SIZE)):
-        target = np.frombuffer(whole, np.uint8).reshape(rows, columns // per)
-        begin = first // per
-        target[:, begin : begin + width // per] = np.frombuffer(made, np.uint8).reshape(rows, -1)
+    def _is_bad(self, item: Item, first_row: int, data: memoryview) -> Array:
+        tensor = item.source
+        if tensor.scale is not None:
+            values = dequantize_rows(tensor, self.scales_of(tensor).grid, first_row, data)
+            return ~(has_bf16(values) if item.action is Action.DEQUANTIZE else np.isfinite(values))
+        bits = np.frombuffer(data, _UNSIGNED[DTYPE_BITS[tensor.dtype] // 8])
+        exponent = bits.dtype.type(_EXPONENTS[tensor.dtype])
+        bad: Array = (bits & exponent) == exponent
+        return bad
 
 
-def _nonfinite(tensor: TensorInfo, count: int, place: tuple[int, int]) -> SourceError:
-    swapped = tensor.view is not None and tensor.view.axes is not None
-    row, column = reversed(place) if swapped else place
-    columns, total = tensor.shape[-1], num_elements(tensor.shape)
-    element = row * columns + column
+_EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+
+
+def output_elements(tensor: TensorInfo, elements: Array) -> Array:
+    """Return where in a tensor's output elements of its storage are."""
+    if tensor.view is None or tensor.view.axes is None:
+        return elements
+    rows, columns = tensor.shape
+    placed: Array = elements % rows * columns + elements // rows
+    return placed
+
+
+def chunk_bytes(item: Item) -> int:
+    """Return the memory that converting an item takes beside its buffers."""
+    source = item.source
+    if source.scale is None and not is_transposed(item):
+        return 0
+    elements = _chunk_rows(item) * stored_shape(source)[1]
+    return elements * (_FLOAT_BYTES if source.scale else 2 * DTYPE_BITS[source.dtype] // 8)
+
+
+def _chunk_rows(item: Item) -> int:
+    """Return the stored rows that are converted at a time."""
+    unit = BLOCK_SIZE if is_transposed(item) and item.action is Action.QUANTIZE else 1
+    return max(1, CHUNK_ELEMENTS // (stored_shape(item.source)[1] * unit)) * unit
+
+
+def _place(columns: Array, whole: Array, first: int) -> None:
+    whole[:, first : first + columns.shape[1]] = columns
+
+
+def _nonfinite(tensor: TensorInfo, count: int, element: int) -> SourceError:
+    row, column = divmod(element, tensor.shape[-1])
+    keep = (
+        f", or keep the tensor as it is with --exclude '{tensor.name.removesuffix('.weight')}'; "
+        "either way start over with --overwrite"
+    )
     return SourceError(
-        f"{tensor.file}: tensor {tensor.name!r}: {count} of {total} values are NaN or "
-        f"infinite; the first is element {element} (row {row}, column {column}, "
+        f"{tensor.file}: tensor {tensor.name!r}: {count} of {num_elements(tensor.shape)} values "
+        f"are NaN or infinite; the first is element {element} (row {row}, column {column}, "
         f"block {element // BLOCK_SIZE})",
-        hint="mend the checkpoint, or keep the tensor as it is with --exclude "
-        f"'{tensor.name.removesuffix('.weight')}'; either way start over with --overwrite",
+        hint=f"mend the checkpoint{keep if tensor.scale is None else ' and its scales'}",
         code="non-finite",
     )

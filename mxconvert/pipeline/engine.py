@@ -133,12 +133,11 @@ class Engine:
                 if self._stopping or not (self._active or self._pending):
                     self._retire_all()
                     return None
-                if self._active and self._free:
-                    task = self._dispatch()
-                    if task is not None:
-                        return task
-                    continue
-                self._changed.wait()
+                job = self._choose() if self._free else None
+                if job is None:
+                    self._changed.wait()
+                elif (task := self._dispatch(job)) is not None:
+                    return task
 
     def _open_files(self) -> None:
         most = self._budget.active_files
@@ -157,17 +156,29 @@ class Engine:
             self._active.append(job)
             self._unclosed.append(job)
 
-    def _dispatch(self) -> Task | None:
-        job = min(self._active, key=lambda job: job.outstanding)
-        piece = None if job.error else next(job.pieces, None)
+    def _choose(self) -> FileJob | None:
+        """Return the file to go on with, ``None`` if each would hold back too much output.
+
+        A tensor that is cut begins a piece of its own, so the rest of those that are held
+        back is never what waits here.
+        """
+        held = sum(job.held for job in self._unclosed)
+        left = self._budget.held - held
+        fit = [job for job in self._active if not held or job.error or job.next_held <= left]
+        return min(fit, key=lambda job: job.outstanding, default=None)
+
+    def _dispatch(self, job: FileJob) -> Task | None:
+        piece = None if job.error else job.next_piece()
         if piece is None:
             self._active.remove(job)
             job.all_dispatched = True
             self._finish_if_done(job)
             return None
-        job.reserve(piece)
         job.outstanding += 1
-        return job, piece, self._free.popleft()
+        slot = self._free.popleft()
+        if self._free:
+            self._changed.notify()  # what follows may fit where this did not
+        return job, piece, slot
 
     def _retire_all(self) -> None:
         for job in self._active:
@@ -219,8 +230,10 @@ class Engine:
         with self._changed:
             self._free.append(slot)
             job.outstanding -= 1
+            before = job.held
+            job.let_go(piece)
             self._finish_if_done(job)
-            self._changed.notify()
+            self._changed.notify(1 if job.held == before else self._budget.jobs)
 
     def _fail(self, job: FileJob, error: MxConvertError) -> None:
         job.fail(error)

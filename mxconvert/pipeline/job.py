@@ -6,10 +6,13 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mxconvert.digest import StreamingHash, xxh3_128
+import numpy as np
+
+from mxconvert.digest import StreamingHash, xxh3_128, xxh3_128_hex
 from mxconvert.events import Notice
+from mxconvert.fp8 import scale_of
 from mxconvert.model import Action, quantized_names
-from mxconvert.pipeline.convert import scatter
+from mxconvert.pipeline.convert import output_elements
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import cut_file
 from mxconvert.pipeline.statistics import FileStatistics
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from mxconvert.pipeline.convert import Converter
     from mxconvert.pipeline.pieces import Part, Piece
     from mxconvert.pipeline.slots import Slot
-    from mxconvert.quantize import NonFinite
 
 
 @dataclass(slots=True)
@@ -69,18 +71,21 @@ class FileJob:
     ) -> None:
         self.file = file
         self._statistics = FileStatistics() if measure else None
-        self.pieces: Iterator[Piece] = cut_file(file, piece_size)
+        self._pieces: Iterator[Piece] = cut_file(file, piece_size)
+        self._next = next(self._pieces, None)
         self.commit_lane = OrderedLane()
         self.sha_lane = OrderedLane()
         self.error: MxConvertError | None = None
         self.outstanding = 0
+        self.held = 0
         self.all_dispatched = False
         self._writer = WeightFileWriter(folder / file.name, file.size)
         self._running = _Running()
         self._outputs: dict[str, str] = {}
         self._sources: dict[str, str] = {}
-        self._held: dict[str, tuple[memoryview, memoryview]] = {}
+        self._held: dict[str, memoryview] = {}
         self._nonfinite: dict[str, tuple[int, int]] = {}
+        self._zero_scales: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def fail(self, error: MxConvertError) -> None:
@@ -89,16 +94,30 @@ class FileJob:
             if self.error is None:
                 self.error = error
 
-    def reserve(self, piece: Piece) -> None:
-        """Make room for output of tensors that begin in ``piece`` and end later."""
-        for part in piece.parts:
-            if part.item.action is Action.QUANTIZE and part.begin == 0 and not part.last:
-                packed, scale = part.item.outputs
-                kept = packed.end - packed.begin if part.held else 0
-                self._held[part.item.source.name] = (
-                    memoryview(bytearray(kept)),
-                    memoryview(bytearray(scale.end - scale.begin)),
-                )
+    # ------------------------------------------------------------------ under the engine's lock
+
+    @property
+    def next_held(self) -> int:
+        """Bytes of output that the next piece begins to hold back."""
+        return sum(part.held_size for part in self._begun(self._next)) if self._next else 0
+
+    def next_piece(self) -> Piece | None:
+        """Return the next piece, with room for the output that it begins to hold back."""
+        piece = self._next
+        if piece is not None:
+            for part in self._begun(piece):
+                self._held[part.item.source.name] = memoryview(bytearray(part.held_size))
+                self.held += part.held_size
+            self._next = next(self._pieces, None)
+        return piece
+
+    @staticmethod
+    def _begun(piece: Piece) -> Iterator[Part]:
+        return (part for part in piece.parts if part.begin == 0 and part.held_size)
+
+    def let_go(self, piece: Piece) -> None:
+        """Count what a finished piece ends to hold back."""
+        self.held -= sum(part.held_size for part in piece.parts if part.last)
 
     # ------------------------------------------------------------------ any thread
 
@@ -111,46 +130,62 @@ class FileJob:
         for part in piece.parts:
             data = slot.input[part.at : part.at + part.size]
             converter.read(part, data)
-            scale = part.item.source.scale
-            if scale is not None and part.last:
-                self._sources[scale.tensor.name] = converter.scales_digest(part.item.source)
+            if part.item.source.scale is not None and part.last:
+                self._note_scales(part.item.source, converter)
             if part.item.action is Action.COPY:
                 self._scan(part, data, converter)
-            elif self._make(part, data, slot, converter):
-                raise converter.nonfinite_error(part.item.source)
+            if self._make(part, data, slot, converter):
+                raise converter.nonfinite_error(part.item)
 
     def _scan(self, part: Part, data: memoryview, converter: Converter) -> None:
         found = converter.scan(part, data)
         if found:
-            name, first = part.item.source.name, part.first_element + found.first
+            source, stored = part.item.source, part.first_element + found.first
+            first = int(output_elements(source, np.array([stored]))[0])
             with self._lock:
-                count, earlier = self._nonfinite.get(name, (0, first))
-                self._nonfinite[name] = (count + found.count, min(earlier, first))
+                count, earlier = self._nonfinite.get(source.name, (0, first))
+                self._nonfinite[source.name] = (count + found.count, min(earlier, first))
 
-    def _make(self, part: Part, data: memoryview, slot: Slot, converter: Converter) -> NonFinite:
-        if part.item.action is Action.DEQUANTIZE:
-            return converter.dequantize(part, data, self._widened(part, slot))
-        packed, scales = self._targets(part, slot)
+    def _note_scales(self, weight: TensorInfo, converter: Converter) -> None:
+        """Keep the digest of a weight's scales, and how many are zero."""
+        scales = converter.scales_of(weight)
+        self._sources[scale_of(weight).tensor.name] = scales.digest
+        zeros = int(np.count_nonzero(scales.grid == 0))
+        if zeros:
+            self._zero_scales[weight.name] = zeros
+
+    def _make(self, part: Part, data: memoryview, slot: Slot, converter: Converter) -> int:
+        """Make a part's output; return how many of its values cannot be converted."""
+        if part.item.action is not Action.QUANTIZE:
+            output = self._output(part, slot)
+            return converter.widen(part, data, output) if output else 0
+        packed, scales = self._codes(part, slot)
         sums = ErrorSums() if self._statistics is not None else None
         found = converter.quantize(part, data, packed, scales, sums)
         if self._statistics is not None and sums is not None:
-            self._statistics.take(part, sums, packed, scales)
-        if part.held and not part.whole:
-            scatter(part, packed, scales, self._held[part.item.source.name])
+            self._statistics.take(part, sums)
+            if part.whole or not part.transposed:
+                self._statistics.sample(packed, scales, part.first_block)
         return found
 
-    @staticmethod
-    def _widened(part: Part, slot: Slot) -> memoryview:
-        return slot.output[part.out_at : part.out_at + 2 * part.num_elements]
+    def _output(self, part: Part, slot: Slot) -> memoryview:
+        """Return where the output of a part is made, or of its whole tensor if that is held."""
+        if part.transposed and not part.whole:
+            return self._held[part.item.source.name]
+        return slot.output[part.out_at : part.out_at + part.output_size]
 
-    def _targets(self, part: Part, slot: Slot) -> tuple[memoryview, memoryview]:
-        """Return where a part's codes and scales are made."""
-        middle = part.out_at + part.packed_size
-        packed = slot.output[part.out_at : middle]
-        if part.whole or part.held:
-            return packed, slot.output[middle : middle + part.scales_size]
-        scales = self._held[part.item.source.name][1]
-        return packed, scales[part.first_block : part.first_block + part.scales_size]
+    def _codes(self, part: Part, slot: Slot) -> tuple[memoryview, memoryview]:
+        """Return where codes and scales are made, see `Converter.quantize`."""
+        output = self._output(part, slot)
+        if part.whole or part.transposed:
+            codes = part.item.outputs[0]
+            middle = codes.end - codes.begin
+            return output[:middle], output[middle:]
+        scales = self._held[part.item.source.name]
+        return (
+            output[: part.packed_size],
+            scales[part.first_block : part.first_block + part.scales_size],
+        )
 
     # ------------------------------------------------------------------ in order
 
@@ -174,48 +209,56 @@ class FileJob:
             self._running = _Running()
         data = slot.input[part.at : part.at + part.size]
         self._running.source.update(data)
-        views = [data]
-        if part.item.action is Action.DEQUANTIZE:
-            views = [self._widened(part, slot)]
-            self._running.made.update(views[0])
-        elif part.item.action is Action.QUANTIZE:
+        if part.item.action is Action.QUANTIZE:
             views = self._commit_codes(part, slot)
+        elif part.output_size:
+            views = [] if _waits(part) else [self._output(part, slot)]
+            self._update_made(views)
+        else:
+            views = [data]
         if part.last:
             self._close_tensor(part, views, report)
+            self._held.pop(part.item.source.name, None)
         return views
+
+    def _update_made(self, views: list[memoryview]) -> None:
+        for view in views:
+            self._running.made.update(view)
 
     def _commit_codes(self, part: Part, slot: Slot) -> list[memoryview]:
         if self._statistics is not None:
             self._statistics.merge(part)
-        packed, scales = self._targets(part, slot)
-        views = [packed]
-        if part.last and not part.whole:
-            codes, scales = self._held.pop(part.item.source.name)
-            views = [codes] if part.held else [packed]
-        elif part.held and not part.last:
+        if _waits(part):
             return []
-        self._running.made.update(views[0])
-        return [*views, scales] if part.last else views
+        packed, scales = self._codes(part, slot)
+        self._update_made([packed])
+        if not part.last:
+            return [packed]
+        if not part.whole:
+            if part.transposed and self._statistics is not None:
+                self._statistics.sample(packed, scales, 0)
+            scales = scales if part.transposed else self._held[part.item.source.name]
+        return [packed, scales]
 
     def _close_tensor(self, part: Part, views: list[memoryview], report: Reporter) -> None:
-        item = part.item
+        item, name = part.item, part.item.source.name
         digest = self._running.source.hexdigest()
-        self._sources[item.source.name] = digest
-        if item.action is Action.COPY:
-            self._outputs[item.source.name] = digest
-            if item.source.name in self._nonfinite:
-                count, first = self._nonfinite.pop(item.source.name)
-                report(_nonfinite_notice(item.source, count, first))
-            return
-        made = self._running.made.hexdigest()
-        if item.action is Action.DEQUANTIZE:
-            self._outputs[item.source.name] = made
-            return
-        scales = xxh3_128()
-        scales.update(views[-1])
-        packed_name, scales_name = quantized_names(item.source.name)
-        self._outputs[packed_name] = made
-        self._outputs[scales_name] = scales.hexdigest()
+        self._sources[name] = digest
+        made = self._running.made.hexdigest() if part.output_size else digest
+        if item.action is Action.QUANTIZE:
+            packed_name, scales_name = quantized_names(name)
+            self._outputs[packed_name] = made
+            self._outputs[scales_name] = xxh3_128_hex(views[-1])
+        else:
+            self._outputs[name] = made
+        self._report_oddities(item.source, report)
+
+    def _report_oddities(self, tensor: TensorInfo, report: Reporter) -> None:
+        if tensor.name in self._nonfinite:
+            count, first = self._nonfinite.pop(tensor.name)
+            report(_nonfinite_notice(tensor, count, first))
+        if tensor.name in self._zero_scales:
+            report(_zero_scales_notice(tensor, self._zero_scales.pop(tensor.name)))
 
     def hash_sha256(self, views: list[memoryview]) -> None:
         """Take committed bytes into the file's SHA-256."""
@@ -246,10 +289,25 @@ class FileJob:
         self._held.clear()
 
 
+def _waits(part: Part) -> bool:
+    """Whether a part's output is written later, with that of the tensor's last part."""
+    return part.transposed and not part.last
+
+
+def _zero_scales_notice(weight: TensorInfo, count: int) -> Notice:
+    scale = scale_of(weight).tensor
+    return Notice(
+        severity="warning",
+        code="zero-scale",
+        message=f"{weight.name}: {count} of {num_elements(scale.shape)} scales in {scale.name} "
+        "are 0, and so are all weights that they scale",
+    )
+
+
 def _nonfinite_notice(tensor: TensorInfo, count: int, first: int) -> Notice:
     return Notice(
         severity="warning",
         code="non-finite-copied",
         message=f"{tensor.name}: {count} of {num_elements(tensor.shape)} values are NaN or "
-        f"infinite, the first is element {first}; copied byte for byte",
+        f"infinite, the first is element {first}; copied as they are",
     )

@@ -13,7 +13,7 @@ from mxconvert.model import BLOCK_SIZE, Action
 from mxconvert.safetensors_format import DTYPE_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from mxconvert.model import Item, OutputFile
 
@@ -52,13 +52,23 @@ class Part:
         return self.begin == 0 and self.last
 
     @property
-    def held(self) -> bool:
-        """Whether its codes wait for those of the tensor's other parts, too.
+    def transposed(self) -> bool:
+        """Whether the output is the transpose of what is stored.
 
-        The rows of a transposed tensor's storage are its blocks' columns: no row of codes
-        is complete before all are read.
+        Stored rows are then columns of the output: no row of it is complete before the whole
+        tensor is read, so it is held in memory until then.
         """
         return is_transposed(self.item)
+
+    @property
+    def held_size(self) -> int:
+        """Bytes of output that wait for the rest of the tensor if this is its first part."""
+        return 0 if self.whole else held_size(self.item)
+
+    @property
+    def output_size(self) -> int:
+        """Bytes that the part takes in the output buffer."""
+        return _output_size(self.item, self.size)
 
     @property
     def packed_size(self) -> int:
@@ -152,7 +162,7 @@ def _aligned(size: int) -> int:
 def _output_size(item: Item, size: int) -> int:
     """Return the bytes of the output buffer that ``size`` bytes of a source take."""
     if item.action is Action.COPY:
-        return 0
+        return size if is_transposed(item) else 0
     elements = size * 8 // DTYPE_BITS[item.source.dtype]
     if item.action is Action.DEQUANTIZE:
         return 2 * elements
@@ -169,7 +179,8 @@ def granule(item: Item) -> int:
     itemsize = DTYPE_BITS[source.dtype] // 8
     if source.view is not None:
         run = source.view.columns * itemsize
-        return run * BLOCK_SIZE if is_transposed(item) else run
+        unit = BLOCK_SIZE if is_transposed(item) and item.action is Action.QUANTIZE else 1
+        return max(1, run * unit)
     if source.scale is not None:
         return source.shape[-1] * itemsize
     return 1
@@ -179,35 +190,50 @@ def _largest_part(item: Item, piece_size: int) -> int:
     """Return the most bytes of a source that one part may have."""
     if item.action is Action.COPY and item.source.view is None:
         return piece_size
-    unit = granule(item)
-    most = piece_size
-    if item.action is not Action.COPY:
-        per_unit = max(_output_size(item, unit * _FINE) / _FINE, 1e-9)
-        most = min(most, int(output_capacity(piece_size) / per_unit) * unit)
+    unit, most = granule(item), piece_size
+    if per_many := _output_size(item, unit * _FINE):
+        most = min(most, output_capacity(piece_size) * _FINE // per_many * unit)
     return max(unit, most // unit * unit)
 
 
-def largest_granule(file: OutputFile) -> int:
-    """Return the source bytes that the pieces of a file must at least have room for."""
-    return max((_needed_room(item) for item in file.items), default=0)
+def largest_granule(items: Iterable[Item]) -> int:
+    """Return the source bytes that the pieces of items must at least have room for."""
+    return max(map(_needed_room, items), default=0)
 
 
 def _needed_room(item: Item) -> int:
     unit = min(granule(item), item.source.size)
-    if item.action is Action.COPY:
-        return unit
     # The output buffer grows with the input buffer, and has to hold what a unit becomes.
     output = _output_size(item, unit)
     return max(unit, -(-output * SCALE_SHARE // (SCALE_SHARE // PACKED_SHARE + 1)))
 
 
-def largest_held(file: OutputFile, piece_size: int) -> int:
+def largest_held(items: Iterable[Item], piece_size: int) -> int:
     """Return the bytes of output kept until a cut tensor has been read to its end."""
-    return max((_held(item, piece_size) for item in file.items), default=0)
+    cut = (item for item in items if item.source.size > _largest_part(item, piece_size))
+    return max(map(held_size, cut), default=0)
 
 
-def _held(item: Item, piece_size: int) -> int:
-    if item.action is not Action.QUANTIZE or item.source.size <= _largest_part(item, piece_size):
+def kinds_of(files: Iterable[OutputFile]) -> list[Item]:
+    """Return one item of each kind: those of a kind need the same memory."""
+    kinds: dict[tuple[object, ...], Item] = {}
+    for file in files:
+        for item in file.items:
+            source, view = item.source, item.source.view
+            way = None if view is None else (view.columns, view.axes is None)
+            kind = (item.action, source.dtype, source.shape, way, source.scale is None)
+            kinds.setdefault(kind, item)
+    return list(kinds.values())
+
+
+def held_size(item: Item) -> int:
+    """Return the bytes of output that wait for the whole tensor to be read, if it is cut.
+
+    Scales, which follow all codes in the file; of a transposed tensor everything.
+    """
+    if is_transposed(item):
+        return item.size
+    if item.action is not Action.QUANTIZE:
         return 0
-    packed, scales = item.outputs
-    return scales.end - (packed.begin if is_transposed(item) else scales.begin)
+    scales = item.outputs[1]
+    return scales.end - scales.begin

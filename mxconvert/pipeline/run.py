@@ -21,15 +21,17 @@ from mxconvert.events import Notice, Started
 from mxconvert.lock import Lock
 from mxconvert.pipeline import destination
 from mxconvert.pipeline.complete import find_artifact
+from mxconvert.pipeline.convert import chunk_bytes
 from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.finish import finish_artifact
 from mxconvert.pipeline.journal import Journal
 from mxconvert.pipeline.names import DOCUMENT_NAMES, check_names, copied_sidecars
-from mxconvert.pipeline.pieces import PIECE_SIZE, largest_granule, largest_held
+from mxconvert.pipeline.pieces import kinds_of, largest_granule, largest_held
 from mxconvert.pipeline.recheck import recheck_sources
 from mxconvert.pipeline.slots import (
     DEFAULT_MAX_MEMORY,
     Budget,
+    Needs,
     plan_budget,
     resident_bytes,
     usable_cores,
@@ -244,13 +246,8 @@ class _Run:
         """
         backend = load_backend(self._options.backend)
         self._backend = backend.name
-        files = self._plan.files
-        held = max((largest_held(file, PIECE_SIZE) for file in files), default=0)
-        granule = max(map(largest_granule, files), default=0)
-        jobs = self._options.jobs or usable_cores()
-        self._budget = plan_budget(
-            jobs, self._options.max_memory, held, resident_bytes(), granule=granule
-        )
+        jobs, needs = self._options.jobs or usable_cores(), memory_needs(self._plan)
+        self._budget = plan_budget(jobs, self._options.max_memory, resident_bytes(), needs)
         return self._budget, Quantizer(backend, self._plan.options.scale_rule)
 
     def _record(self, file: OutputFile, result: FileResult) -> None:
@@ -300,6 +297,16 @@ class _Run:
     def _total(self) -> Sums:
         """Add up in the order of names, which threads do not change."""
         return sum((self._sums[name] for name in sorted(self._sums)), start=Sums())
+
+
+def memory_needs(plan: Plan) -> Needs:
+    """Return what the tensors of a plan need of memory."""
+    items = kinds_of(plan.files)
+    return Needs(
+        held=lambda piece_size: largest_held(items, piece_size),
+        granule=largest_granule(items),
+        chunk=max(map(chunk_bytes, items), default=0),
+    )
 
 
 def _check_only(plan: Plan, only: tuple[str, ...]) -> None:

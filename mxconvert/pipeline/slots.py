@@ -6,15 +6,20 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mxconvert.errors import UsageError
 from mxconvert.pipeline.pieces import MIN_PIECE_SIZE, PIECE_SIZE, output_capacity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 DEFAULT_MAX_MEMORY = 512 * 1024 * 1024
 """Default of ``--max-memory``: resident bytes of the whole process."""
 
 _SLOTS_PER_JOB = 2
 _SPARE_SLOTS = 2
+_FEWEST = 2  # slots, and tensors that wait for their rest if there are threads to fill them
 _THREAD_OVERHEAD = 512 * 1024
 _HEADROOM = 24 * 1024 * 1024  # interpreter growth, journal records, file handles
 
@@ -38,12 +43,30 @@ class Budget:
         slots: Pieces in flight.
         piece_size: Source bytes per piece.
         active_files: Output files that are cut at the same time.
+        held: Bytes of output that may wait for the rest of their tensors. One tensor may
+            always wait.
     """
 
     jobs: int
     slots: int
     piece_size: int
     active_files: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a plan needs of memory.
+
+    Attributes:
+        held: For a piece size, the most bytes of output that wait for the rest of one tensor.
+        granule: Source bytes that a piece must at least have room for.
+        chunk: Bytes that a thread takes beside its piece.
+    """
+
+    held: Callable[[int], int] = lambda _: 0
+    granule: int = 0
+    chunk: int = 0
 
 
 def resident_bytes() -> int:
@@ -57,40 +80,46 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def plan_budget(
-    jobs: int, max_memory: int, held: int, resident: int, *, granule: int = 0
-) -> Budget:
+def plan_budget(jobs: int, max_memory: int, resident: int, needs: Needs) -> Budget:
     """Fit jobs and buffers into the budget: fewer jobs rather than more memory.
 
     Args:
         jobs: Wanted worker threads.
         max_memory: Bytes that the process may have resident.
-        held: Bytes of output that each active file may hold back.
         resident: Bytes that are resident already.
-        granule: Source bytes that a piece must at least have room for.
+        needs: Of the plan.
 
     Raises:
         UsageError: Not even one small piece fits; states the least that would.
     """
     room = max_memory - resident - _HEADROOM
-    smallest = max(MIN_PIECE_SIZE, -(-granule // MIN_PIECE_SIZE) * MIN_PIECE_SIZE)
+    smallest = max(1, -(-needs.granule // MIN_PIECE_SIZE)) * MIN_PIECE_SIZE
     piece_size = max(PIECE_SIZE, smallest)
-    while piece_size // 2 >= smallest and _needed(2, 1, piece_size, held) > room:
-        piece_size //= 2
-    if _needed(2, 1, piece_size, held) > room:
-        least = resident + _HEADROOM + _needed(2, 1, smallest, held)
+    while piece_size > smallest and _needed(1, _FEWEST, piece_size, 1, needs) > room:
+        piece_size = max(piece_size // 2, smallest)
+    if _needed(1, _FEWEST, piece_size, 1, needs) > room:
+        least = resident + _HEADROOM + _needed(1, _FEWEST, smallest, 1, needs)
         raise UsageError(
             f"--max-memory: {max_memory} bytes are too few for this model, "
             f"it needs at least {least}",
             hint=f"pass --max-memory {-(-least // (1024 * 1024))}MiB or more",
             code="memory-budget",
         )
-    while jobs > 1 and _needed(_slots(jobs), _active(jobs), piece_size, held) > room:
-        jobs -= 1
-    slots = _slots(jobs)
-    while slots > 2 and _needed(slots, _active(jobs), piece_size, held) > room:  # noqa: PLR2004
-        slots -= 1
-    return Budget(jobs, slots, piece_size, _active(jobs))
+    jobs, slots, waiting = next(
+        chosen
+        for chosen in _choices(jobs)
+        if _needed(*chosen[:2], piece_size, chosen[2], needs) <= room
+    )
+    return Budget(jobs, slots, piece_size, _active(jobs), waiting * needs.held(piece_size))
+
+
+def _choices(jobs: int) -> Iterator[tuple[int, int, int]]:
+    """Yield jobs, slots and how many tensors may wait, the most work first."""
+    for count in range(jobs, 0, -1):
+        # A file still being committed and the next one may both hold output back.
+        fewest = 1 if count == 1 else _FEWEST
+        yield from ((count, _slots(count), n) for n in range(_active(count) + 1, fewest - 1, -1))
+    yield from ((1, slots, 1) for slots in range(_slots(1) - 1, _FEWEST - 1, -1))
 
 
 def _slots(jobs: int) -> int:
@@ -101,7 +130,6 @@ def _active(jobs: int) -> int:
     return max(1, jobs // 2)
 
 
-def _needed(slots: int, active: int, piece_size: int, held: int) -> int:
-    per_slot = piece_size + output_capacity(piece_size)
-    # A file still being committed and the next one may both hold output back.
-    return slots * (per_slot + _THREAD_OVERHEAD) + (active + 1) * held
+def _needed(jobs: int, slots: int, piece_size: int, waiting: int, needs: Needs) -> int:
+    per_slot = piece_size + output_capacity(piece_size) + _THREAD_OVERHEAD
+    return slots * per_slot + waiting * needs.held(piece_size) + jobs * needs.chunk

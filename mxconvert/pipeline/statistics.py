@@ -35,11 +35,15 @@ class FileStatistics:
         self._tensors: dict[str, ErrorSums] = {}
         self._sampler = HistogramSampler()
 
-    def take(self, part: Part, sums: ErrorSums, packed: memoryview, scales: memoryview) -> None:
+    def take(self, part: Part, sums: ErrorSums) -> None:
         """Keep what was measured of a part; on any thread."""
         with self._lock:
             self._parts[part.item.source.name, part.begin] = sums
-            self._sampler.add(packed, scales, part.first_block)
+
+    def sample(self, packed: memoryview, scales: memoryview, first_block: int) -> None:
+        """Count codes and scales of blocks that follow each other in the output; on any thread."""
+        with self._lock:
+            self._sampler.add(packed, scales, first_block)
 
     def merge(self, part: Part) -> None:
         """Add a part to its tensor; in file order."""

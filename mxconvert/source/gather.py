@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from mxconvert.model import TensorInfo, View
     from mxconvert.source.reader import SourceReader
 
-_STEP_BYTES = 4 * 1024 * 1024
+STEP_BYTES = 4 * 1024 * 1024
+"""Bytes of a piece of `tensor_pieces`, unless one row is larger."""
+
+_SPAN_BYTES = 256 * 1024
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -29,29 +32,40 @@ def read_tensor(reader: SourceReader, tensor: TensorInfo, begin: int, buffer: me
         LocalError: The operating system reports a read error.
     """
     view = tensor.view
-    if view is None or _is_contiguous(view, tensor):
+    if view is None or _is_contiguous(tensor):
         reader.read_into(tensor.file, tensor.offset + begin, buffer)
         return
-    item = DTYPE_BITS[tensor.dtype] // 8
+    item = _item(tensor)
     run = view.columns * item
-    first, count = begin // run, len(buffer) // run
-    for number in range(count):
-        offset = tensor.offset + (first + number) * view.pitch
-        target = buffer[number * run : (number + 1) * run]
-        if view.step == 1:
+    span = ((view.columns - 1) * view.step + 1) * item
+    first, last = begin // run, (begin + len(buffer)) // run
+    together = max(1, (_SPAN_BYTES - span) // max(view.pitch, 1) + 1)
+    for row in range(first, last, together):
+        count = min(together, last - row)
+        target = buffer[(row - first) * run : (row - first + count) * run]
+        offset = tensor.offset + row * view.pitch
+        if count == 1 and view.step == 1:
             reader.read_into(tensor.file, offset, target)
         else:
-            _read_stepped(reader, tensor.file, offset, target, view.step, item)
+            _read_rows(reader, tensor.file, offset, view, target)
 
 
-def tensor_pieces(reader: SourceReader, tensor: TensorInfo) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in the order of its storage, whole rows at a time.
+def tensor_pieces(
+    reader: SourceReader, tensor: TensorInfo, step_bytes: int = STEP_BYTES, rows: int = 1
+) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in the order of its storage.
 
-    Each piece is a view of one buffer and good until the next.
+    Each piece is a view of one buffer and good until the next. It is a multiple of ``rows``
+    runs (rows of a matrix as stored), but the last. Vectors and scalars are cut anywhere.
+
+    Args:
+        reader: Of the source.
+        tensor: The tensor.
+        step_bytes: The most bytes of a piece, unless that is less than ``rows`` runs.
+        rows: See above.
     """
-    columns = tensor.view.columns if tensor.view else max(1, (tensor.shape or (1,))[-1])
-    run = max(1, columns * DTYPE_BITS[tensor.dtype] // 8)
-    step = max(1, _STEP_BYTES // run) * run
+    run = max(1, rows * _run(tensor))
+    step = max(1, step_bytes // run) * run
     buffer = memoryview(bytearray(min(step, tensor.size)))
     for begin in range(0, tensor.size, step):
         data = buffer[: min(step, tensor.size - begin)]
@@ -59,16 +73,34 @@ def tensor_pieces(reader: SourceReader, tensor: TensorInfo) -> Iterator[memoryvi
         yield data
 
 
-def _is_contiguous(view: View, tensor: TensorInfo) -> bool:
-    run = view.columns * DTYPE_BITS[tensor.dtype] // 8
-    return view.step == 1 and (view.rows == 1 or view.pitch == run)
+def _item(tensor: TensorInfo) -> int:
+    return DTYPE_BITS[tensor.dtype] // 8
 
 
-def _read_stepped(  # noqa: PLR0917  (one place of a file, one of memory)
-    reader: SourceReader, file: str, offset: int, target: memoryview, step: int, item: int
+def _run(tensor: TensorInfo) -> int:
+    """Return the bytes that are not cut."""
+    if tensor.view is not None:
+        return tensor.view.columns * _item(tensor)
+    return tensor.shape[-1] * DTYPE_BITS[tensor.dtype] // 8 if len(tensor.shape) > 1 else 8
+
+
+def _is_contiguous(tensor: TensorInfo) -> bool:
+    view = tensor.view
+    if view is None:
+        return True
+    return view.step == 1 and (view.rows == 1 or view.pitch == view.columns * _item(tensor))
+
+
+def _read_rows(
+    reader: SourceReader, file: str, offset: int, view: View, target: memoryview
 ) -> None:
-    """Read elements that lie ``step`` apart, with what lies between them."""
-    elements = np.frombuffer(target, _UNSIGNED[item])
-    span = np.empty((len(elements) - 1) * step + 1, _UNSIGNED[item])
-    reader.read_into(file, offset, memoryview(span.data).cast("B"))
-    elements[:] = span[::step]
+    """Read runs that lie close to each other, with what lies between them."""
+    item = DTYPE_BITS[view.stored.dtype] // 8
+    rows = len(target) // (view.columns * item)
+    size = (rows - 1) * view.pitch + ((view.columns - 1) * view.step + 1) * item
+    span = np.empty(size, np.uint8)
+    reader.read_into(file, offset, memoryview(span.data))
+    wanted: np.ndarray = np.ndarray(
+        (rows, view.columns), _UNSIGNED[item], span.data, 0, (view.pitch, view.step * item)
+    )
+    np.frombuffer(target, _UNSIGNED[item]).reshape(rows, view.columns)[:] = wanted
