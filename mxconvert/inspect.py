@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.errors import SourceError, UsageError
 from mxconvert.model import Action
 from mxconvert.plan import build_plan
+from mxconvert.plan.logical import logical_tensors
 from mxconvert.recipes import Role, find_recipe, model_type
 from mxconvert.recipes.families import DENSE
 from mxconvert.safetensors_format import num_elements
 
 if TYPE_CHECKING:
-    from mxconvert.model import Checkpoint, Options, Plan
+    from collections.abc import Mapping
+
+    from mxconvert.model import Checkpoint, Options, Plan, TensorInfo
+    from mxconvert.recipes import Recipe
 
 SCHEMA_VERSION = 1
 
@@ -92,13 +96,14 @@ def inspect_checkpoint(checkpoint: Checkpoint, options: Options) -> Inspection:
     plan, obstacle = _try_plan(checkpoint, options)
     recipe = find_recipe(checkpoint.config, options.recipe) or DENSE
     classify = recipe.classifier(checkpoint.config)
-    slots = {name: classify(name) for name in checkpoint.tensors}
+    tensors = _tensors_of_the_model(checkpoint, recipe)
+    slots = {name: classify(name) for name in tensors}
     mtp = {name for name, slot in slots.items() if classify.is_mtp(name, slot)}
     layers = {s.layer for name, s in slots.items() if s.role is Role.EXPERT and name not in mtp}
     num_experts = recipe.num_experts(checkpoint.config)
     per_token = recipe.experts_per_token(checkpoint.config) if num_experts else None
     role_of = {name: Role.MTP if name in mtp else slot.role for name, slot in slots.items()}
-    roles = _figures(checkpoint, role_of, plan)
+    roles = _figures(tensors, role_of, plan)
     total = sum(figures.parameters for figures in roles.values())
     architectures = checkpoint.config.get("architectures")
     return Inspection(
@@ -123,6 +128,14 @@ def inspect_checkpoint(checkpoint: Checkpoint, options: Options) -> Inspection:
     )
 
 
+def _tensors_of_the_model(checkpoint: Checkpoint, recipe: Recipe) -> Mapping[str, TensorInfo]:
+    """Return the tensors one by one where the source stores them together; else as stored."""
+    try:
+        return logical_tensors(checkpoint.tensors, checkpoint.config, recipe).tensors
+    except SourceError:
+        return checkpoint.tensors
+
+
 def _try_plan(checkpoint: Checkpoint, options: Options) -> tuple[Plan | None, str | None]:
     try:
         return build_plan(checkpoint, options), None
@@ -143,14 +156,14 @@ def _active(
 
 
 def _figures(
-    checkpoint: Checkpoint, role_of: dict[str, Role], plan: Plan | None
+    tensors: Mapping[str, TensorInfo], role_of: dict[str, Role], plan: Plan | None
 ) -> dict[str, RoleFigures]:
     roles: dict[str, RoleFigures] = defaultdict(RoleFigures)
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in tensors.items():
         figures = roles[str(role_of[name])]
         figures.tensors += 1
         figures.parameters += num_elements(tensor.shape)
-        figures.size_bytes += tensor.size
+        figures.size_bytes += tensor.size + (tensor.scale.tensor.size if tensor.scale else 0)
         figures.dtypes.add(tensor.dtype)
         if plan is None:
             figures.mxfp4_bytes = None

@@ -11,11 +11,14 @@ from tests.support import (
     Model,
     bf16_model,
     converted,
+    fused_model,
     mixtral_name,
     refused,
     shell,
 )
 from tests.support.contract import USAGE_STATUS
+from tests.support.families.check import check_values, quantized, reader
+from tests.support.families.readings import granite as granite_reading
 from tests.support.matching import check_declared
 from tests.support.models import tensor
 
@@ -135,6 +138,62 @@ def test_a_recipe_can_be_named(model: Model, tmp_path: Path) -> None:
         source, tmp_path / "no", "--recipe", "nope", status=USAGE_STATUS, says=("nope", "qwen-moe")
     )
     assert "deepseek" in result.stderr
+
+
+# ----------------------------------------------------------------------- fused experts
+
+
+def test_fused_experts_with_and_without_a_suffix(tmp_path: Path) -> None:
+    """The name of the stored tensor may end in .weight; those of its parts always do, once."""
+    plain = fused_model(transposed=False).configured(model_type="qwen3_5_moe_text")
+    named = plain.rename(lambda name: f"{name}.weight")
+    one, two = quantized(plain, tmp_path / "plain"), quantized(named, tmp_path / "named")
+    assert one.quantized == two.quantized
+    assert len(one.quantized) == 12
+    assert one.tensors == two.tensors
+    assert not [name for name in two.tensors if ".weight.weight" in name]
+
+
+def granite() -> Model:
+    """Granite's stacked linears, in a layer of a published config's keys."""
+    block = "model.layers.0.block_sparse_moe."
+    shapes = {
+        "input_linear.weight": (4, 192, 64),
+        "output_linear.weight": (4, 64, 96),
+        "router.layer.weight": (4, 64),
+    }
+    config = {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "model_type": "granitemoe",
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 1,
+        "num_local_experts": 4,
+        "tie_word_embeddings": True,
+    }
+    tensors = {block + name: tensor(block + name, shape) for name, shape in shapes.items()}
+    return Model(config=config, shards={"model.safetensors": tensors})
+
+
+def test_granite_s_stacked_linears(tmp_path: Path) -> None:
+    """input_linear is gate above up, output_linear is down; the router stays."""
+    model = granite()
+    artifact = quantized(model, tmp_path)
+    stored = reader(model)
+    module = "model.layers.0.block_sparse_moe.experts"
+    for expert in range(4):
+        for name, matrix in granite_reading(stored, module, expert).items():
+            check_values(artifact, f"{module}.{expert}.{name}.weight", matrix)
+    assert len(artifact.quantized) == 12
+    assert artifact.kept == ["model.layers.0.block_sparse_moe.router.layer.weight"]
+    check_declared(artifact)
+
+
+def test_granite_of_another_config_is_refused(tmp_path: Path) -> None:
+    """Half of the rows are the gate's only if the config agrees."""
+    source = granite().configured(intermediate_size=192).write(tmp_path / "source")
+    refused(source, tmp_path / "out", says=("input_linear", "[4, 192, 64]", "[4, 384, 64]"))
 
 
 # --------------------------------------------------------------- experts in several shards

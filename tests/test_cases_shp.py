@@ -5,15 +5,19 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from tests.support import Model, Tensor, bf16_model, converted, refused
+from tests.support import Model, Tensor, bf16_model, converted, encode, fused_model, refused
+from tests.support.families.check import quantized
 from tests.support.matching import check_declared
 from tests.support.models import tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support import Artifact
     from tests.support.contract import Conversion
 
 
@@ -82,6 +86,62 @@ def test_ragged_linears_outside_the_experts(model: Model, tmp_path: Path) -> Non
     assert "model.layers.1.self_attn.q_proj.weight" not in kept
     assert "72" in done.notices["ragged-input-dimension"][0]
     check_declared(done.artifact)
+
+
+# ------------------------------------------------------------------------ fused experts
+
+FUSED_T = "model.layers.0.mlp.experts"
+
+
+def both_ways(tmp_path: Path, change: Callable[[Model], Model] = lambda m: m) -> list[Artifact]:
+    """Convert F-FUSED-T and F-FUSED-N, which hold the same matrices."""
+    one = change(fused_model(transposed=True))
+    two = change(fused_model(transposed=False)).configured(model_type="qwen3_5_moe_text")
+    return [quantized(one, tmp_path / "T"), quantized(two, tmp_path / "N")]
+
+
+def test_both_orientations_of_fused_experts(tmp_path: Path) -> None:
+    """Blocks run along the inputs whichever dimension is stored last."""
+    one, two = both_ways(tmp_path)
+    names = {
+        f"{FUSED_T}.{expert}.{part}_proj.weight"
+        for expert in range(4)
+        for part in ("gate", "up", "down")
+    }
+    assert set(one.quantized) == set(two.quantized) == names
+    for name in names:
+        assert [part.tobytes() for part in one.packed(name)] == [
+            part.tobytes() for part in two.packed(name)
+        ]
+        shape = (64, 96) if "down" in name else (96, 64)
+        assert one.values(name).shape == shape
+    check_declared(one)
+    check_declared(two)
+
+
+def signed(model: Model) -> Model:
+    """Give every gate row the value 1 and every up row -1, biases too."""
+    changed = {}
+    for name, stored in model.tensors.items():
+        if "gate_up_proj" not in name:
+            continue
+        values = np.ones(stored.shape)
+        if stored.shape[1] == 2 * 96 and len(stored.shape) == 3:
+            values[:, 96:] = -1
+        else:
+            values[..., 1::2] = -1
+        changed[name] = stored._replace(data=encode(values, "BF16"))
+    return model.adding(changed)
+
+
+def test_interleaved_and_contiguous_rows(tmp_path: Path) -> None:
+    """Every gate decodes positive and every up negative, in matrices and biases."""
+    for artifact in both_ways(tmp_path, signed):
+        for name in (*artifact.quantized, *artifact.kept):
+            if "gate_proj" in name:
+                assert (artifact.values(name) == 1).all(), name
+            elif "up_proj" in name:
+                assert (artifact.values(name) == -1).all(), name
 
 
 # ---------------------------------------------------------------------------- tied head

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import Model, Tensor, bf16_model, converted, shell
+from tests.support import Model, Tensor, bf16_model, converted, fused_model, shell
 from tests.support.models import tensor
 
 if TYPE_CHECKING:
@@ -192,3 +192,18 @@ def test_options_are_those_of_a_conversion(model: Model, tmp_path: Path) -> None
     skipped = look(source, "--recipe", "qwen-moe", "--unindexed", "skip")
     assert skipped["tensors"] == 65
     assert "extra.safetensors" in skipped["surprises"][0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_that_are_stored_together_are_counted_one_by_one(
+    transposed: bool, tmp_path: Path
+) -> None:
+    """Sizes and roles do not depend on how a release stores its experts."""
+    model = fused_model(transposed=transposed)
+    if not transposed:
+        model = model.configured(model_type="qwen3_5_moe_text", num_hidden_layers=1)
+    seen = look(model.write(tmp_path / "source"))
+    biases = 4 * 3 if transposed else 0
+    assert seen["roles"]["expert"]["tensors"] == 4 * 3 + biases
+    assert (seen["num_experts"], seen["moe_layers"]) == (4, 1)
+    assert seen["parameters"] == parameters(model)
