@@ -37,7 +37,7 @@ SHARDS = 96
 NAMES_SHA256 = "6de6475ef6fac789044688d2b1f127d50cfc3adb17983756c2393c495a535ec4"
 """SHA-256 of the published names, sorted, each followed by a newline."""
 
-_ELEMENT_BYTES = {"BF16": 2, "F32": 4, "U8": 1}
+_ELEMENT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1}
 _MODEL = "language_model.model."
 
 
