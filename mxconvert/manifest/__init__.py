@@ -6,6 +6,7 @@ The format is normative in ``docs/reference/manifest.md``. `build_manifest` and
 
 from mxconvert.manifest.build import (
     GENERATOR,
+    SCALES_OF_SOURCE,
     build_manifest,
     options_json,
     source_identity,
@@ -38,6 +39,7 @@ from mxconvert.manifest.tensors import TensorListWriter, encode_tensors, iter_te
 __all__ = [
     "GENERATOR",
     "MANIFEST_NAME",
+    "SCALES_OF_SOURCE",
     "SCHEMA_VERSION",
     "TENSORS_NAME",
     "WORK_FOLDER",

@@ -23,6 +23,7 @@ from mxconvert.model import FileRole
 from mxconvert.pipeline.finish import documents
 from mxconvert.pipeline.names import copied_sidecars
 from mxconvert.pipeline.recheck import compare_sources
+from mxconvert.provenance import Origins, UnknownOriginError
 from mxconvert.source import SourceReader
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def find_artifact(
         try:
             raw_list = (target / TENSORS_NAME).read_bytes()
             expected = list(_expected(raw_list, checkpoint))
-        except (OSError, VerificationError, KeyError):
+        except (OSError, VerificationError, UnknownOriginError):
             return Found(None, (f"{TENSORS_NAME} is damaged",))
         with SourceReader(checkpoint.root, checkpoint.files) as reader:
             compare_sources(expected, reader)
@@ -82,10 +83,11 @@ def find_artifact(
 
 
 def _expected(raw: bytes, checkpoint: Checkpoint) -> Iterator[tuple[TensorInfo, str, str]]:
+    origins = Origins(checkpoint.tensors, checkpoint.config)
     for record in iter_tensors(raw):
         if not record.name.endswith(".weight_scale"):  # made from what its codes are made from
             for source in record.sources:
-                yield checkpoint.tensors[source.name], record.file, source.xxh3_128
+                yield origins.part(source), record.file, source.xxh3_128
 
 
 def _differences(

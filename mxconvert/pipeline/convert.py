@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxconvert.errors import SourceError
-from mxconvert.fp8 import dequantize_rows, has_bf16, stored_shape, to_bf16
+from mxconvert.fp8 import has_bf16, stored_shape, to_bf16
 from mxconvert.model import BLOCK_SIZE, Action
 from mxconvert.pipeline.pieces import is_transposed
 from mxconvert.quantize import ErrorSums
 from mxconvert.safetensors_format import DTYPE_BITS, num_elements
 from mxconvert.source.gather import read_tensor, tensor_pieces
+from mxconvert.source.rows import is_by_columns, stored_values
 from mxconvert.source.scales import load_scales
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 CHUNK_ELEMENTS = 128 * 1024
 """Elements that are dequantized or transposed at a time, unless 32 rows are more."""
 
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SCALES_KEPT = 1024 * 1024
 _FLOAT_BYTES = 16  # float32 values, their factors, the product's transpose and a mask
 
@@ -160,11 +160,8 @@ class Converter:
         count, row = _chunk_rows(part.item), part.first_element // columns
         size = count * columns * item
         for begin in range(0, len(data), size):
-            some = data[begin : begin + size]
-            if source.scale is not None:
-                yield row, dequantize_rows(source, self.scales_of(source).grid, row, some)
-            else:
-                yield row, np.frombuffer(some, _UNSIGNED[item]).reshape(-1, columns)
+            grid = None if source.scale is None else self.scales_of(source).grid
+            yield row, stored_values(source, grid, row, data[begin : begin + size])
             row += count
 
     def scales_of(self, weight: TensorInfo) -> Scales:
@@ -197,12 +194,12 @@ class Converter:
 
     def _is_bad(self, item: Item, first_row: int, data: memoryview) -> Array:
         tensor = item.source
-        if tensor.scale is not None:
-            values = dequantize_rows(tensor, self.scales_of(tensor).grid, first_row, data)
+        grid = None if tensor.scale is None else self.scales_of(tensor).grid
+        values = stored_values(tensor, grid, first_row, data)
+        if grid is not None:
             return ~(has_bf16(values) if item.action is Action.DEQUANTIZE else np.isfinite(values))
-        bits = np.frombuffer(data, _UNSIGNED[DTYPE_BITS[tensor.dtype] // 8])
-        exponent = bits.dtype.type(_EXPONENTS[tensor.dtype])
-        bad: Array = (bits & exponent) == exponent
+        exponent = values.dtype.type(_EXPONENTS[tensor.dtype])
+        bad: Array = (values & exponent) == exponent
         return bad
 
 
@@ -211,7 +208,7 @@ _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
 
 def output_elements(tensor: TensorInfo, elements: Array) -> Array:
     """Return where in a tensor's output elements of its storage are."""
-    if tensor.view is None or tensor.view.axes is None:
+    if not is_by_columns(tensor):
         return elements
     rows, columns = tensor.shape
     placed: Array = elements % rows * columns + elements // rows

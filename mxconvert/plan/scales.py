@@ -61,10 +61,15 @@ def find_scale(
             f"{', '.join(sorted(_SCALE_DTYPES))}",
             code="bad-scale",
         )
-    return _block_scale(weight, found, config)
+    return block_scale(weight, found, config)
 
 
-def _block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]) -> BlockScale:
+def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]) -> BlockScale:
+    """Return how stored scales apply to a weight, by their shapes.
+
+    Raises:
+        SourceError: In no known way.
+    """
     rows, columns = _stored_matrix(weight)
     elements = num_elements(scale.shape)
     shape = tuple(size for size in scale.shape if size != 1) if elements > 1 else ()

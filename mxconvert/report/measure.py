@@ -13,11 +13,14 @@ from mxconvert.errors import Interrupted, UsageError, VerificationError
 from mxconvert.events import Advanced, Notice, Started
 from mxconvert.manifest import MANIFEST_NAME, Manifest, parse_manifest, source_identity
 from mxconvert.model import BLOCK_SIZE, PACKED_SUFFIX, SCALE_SUFFIX
+from mxconvert.plan.logical import logical_tensors
 from mxconvert.quantize import FloatType, load_backend
 from mxconvert.recipes import find_recipe
+from mxconvert.recipes.families import DENSE
 from mxconvert.report.load import manifest_id
 from mxconvert.sample import Sample
 from mxconvert.source import SourceReader, open_checkpoint
+from mxconvert.source.rows import is_by_columns, originals
 from mxconvert.statistics import (
     ITEM_SIZES,
     Counts,
@@ -27,6 +30,7 @@ from mxconvert.statistics import (
     Record,
     StoredWeight,
     TensorStats,
+    Window,
     measure_weight,
 )
 from mxconvert.workers import default_jobs, map_bounded
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, TensorInfo
     from mxconvert.recipes import Classifier
+    from mxconvert.statistics import RangeReader
     from mxconvert.stop import StopToken
 
 _BYTE = "U8"
@@ -46,17 +51,18 @@ _RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A stored weight, codes and scales, and the tensor it was made from."""
+    """A stored weight, codes and scales, and the tensor or part of one it was made from."""
 
     codes: TensorInfo
     scales: TensorInfo
     source: TensorInfo
 
-    @property
-    def weight(self) -> StoredWeight:
-        """Where its bytes lie."""
+    def window(self, reader: RangeReader) -> Window:
+        """Return its codes and scales as the source comes."""
         codes, scales = self.codes, self.scales
-        return StoredWeight(Place(codes.file, codes.offset), Place(scales.file, scales.offset))
+        weight = StoredWeight(Place(codes.file, codes.offset), Place(scales.file, scales.offset))
+        rows, columns = self.source.shape
+        return Window(weight, reader, (rows, columns), by_columns=is_by_columns(self.source))
 
 
 @dataclass(slots=True)
@@ -93,16 +99,14 @@ class Measuring:
         decode = load_backend("auto").dequantize
         with ExitStack() as stack:
             stored = stack.enter_context(SourceReader(self.target.root, self.target.files))
-            originals = stack.enter_context(SourceReader(self.source.root, self.source.files))
+            sources = stack.enter_context(SourceReader(self.source.root, self.source.files))
             stack.enter_context(self.stop.watched())
 
             def work(pair: Pair) -> tuple[TensorStats, Counts]:
                 counts = Counts()
                 sums = measure_weight(
-                    pair.weight,
-                    stored,
-                    pair.source,
-                    originals,
+                    pair.window(stored),
+                    originals(sources, pair.source),
                     lambda codes, scales, out: decode(codes, scales, FloatType.F32, out),
                     counts=counts,
                     advanced=self._advanced,
@@ -194,12 +198,14 @@ def open_measuring(
 def pair_weights(stored: Checkpoint, original: Checkpoint) -> tuple[list[Pair], list[str]]:
     """Return what can be measured, in byte order, and the packed weights that cannot."""
     pairs, lonely = [], []
+    recipe = find_recipe(original.config) or DENSE
+    sources = logical_tensors(original.tensors, original.config, recipe).tensors
     for name, codes in stored.tensors.items():
         module = name.removesuffix(PACKED_SUFFIX)
         if module == name:
             continue
         scales = stored.tensors.get(module + SCALE_SUFFIX)
-        source = original.tensors.get(module + ".weight")
+        source = sources.get(module + ".weight")
         if scales is not None and source is not None and _fits(codes, scales, source):
             pairs.append(Pair(codes, scales, source))
         else:
@@ -208,7 +214,8 @@ def pair_weights(stored: Checkpoint, original: Checkpoint) -> tuple[list[Pair], 
 
 
 def _fits(codes: TensorInfo, scales: TensorInfo, source: TensorInfo) -> bool:
-    if source.dtype not in ITEM_SIZES or len(source.shape) != _RANK:
+    readable = source.dtype in ITEM_SIZES or source.scale is not None
+    if not readable or len(source.shape) != _RANK:
         return False
     rows, columns = source.shape
     expected = ((rows, columns // 2), (rows, columns // BLOCK_SIZE))

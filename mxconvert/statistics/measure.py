@@ -15,11 +15,9 @@ from mxconvert.model import BLOCK_SIZE
 from mxconvert.statistics.figures import Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
-
-    from mxconvert.model import TensorInfo
 
     Doubles = NDArray[np.float64]
     Bytes = NDArray[np.uint8]
@@ -91,7 +89,7 @@ class Counts:
         self.scales += np.bincount(np.frombuffer(scales, np.uint8), minlength=_BYTES)
 
 
-def as_float64(data: bytearray, dtype: str) -> Doubles:
+def as_float64(data: bytearray | memoryview, dtype: str) -> Doubles:
     """Return little-endian elements of a kernel dtype as float64."""
     if dtype == "BF16":
         bits = np.frombuffer(data, "<u2").astype(np.uint32) << _BF16_SHIFT
@@ -99,11 +97,58 @@ def as_float64(data: bytearray, dtype: str) -> Doubles:
     return np.frombuffer(data, "<f2" if dtype == "F16" else "<f4").astype(np.float64)
 
 
+@dataclass(frozen=True, slots=True)
+class Original:
+    """Some rows of a weight's original; if it is stored transposed, some columns of it.
+
+    Attributes:
+        first: Number of the first row, or of the first column.
+        values: ``[rows, columns]``, whole blocks.
+        size: Bytes that were read for them.
+    """
+
+    first: int
+    values: Doubles
+    size: int
+
+
+class Window:
+    """Codes and scales of a weight, taken as its original comes: by rows or by columns.
+
+    Args:
+        weight: Where they lie.
+        reader: Reads them.
+        shape: Of the weight.
+        by_columns: Whether the original comes by columns; then all are kept in memory.
+    """
+
+    def __init__(
+        self, weight: StoredWeight, reader: RangeReader, shape: tuple[int, int], *, by_columns: bool
+    ) -> None:
+        self._weight, self._reader = weight, reader
+        self._rows, self._columns = shape
+        blocks = self._rows * self._columns // BLOCK_SIZE
+        self._all = weight.read(reader, 0, blocks) if by_columns else None
+
+    def take(self, first: int, shape: tuple[int, ...]) -> tuple[bytearray, bytearray]:
+        """Return codes and scales of some rows, or columns, from number ``first`` on."""
+        rows, columns = shape
+        if self._all is None:
+            per_row = columns // BLOCK_SIZE
+            return self._weight.read(self._reader, first * per_row, rows * per_row)
+        codes, scales = self._all
+        return self._stripe(codes, first, columns, 2), self._stripe(
+            scales, first, columns, BLOCK_SIZE
+        )
+
+    def _stripe(self, data: bytearray, first: int, columns: int, per: int) -> bytearray:
+        matrix = np.frombuffer(data, np.uint8).reshape(self._rows, self._columns // per)
+        return bytearray(matrix[:, first // per : (first + columns) // per].tobytes())
+
+
 def measure_weight(
-    weight: StoredWeight,
-    stored: RangeReader,
-    source: TensorInfo,
-    originals: RangeReader,
+    window: Window,
+    originals: Iterable[Original],
     decode: Decoder,
     *,
     counts: Counts | None = None,
@@ -112,32 +157,25 @@ def measure_weight(
     """Decode a weight and compare it with the tensor it was made from.
 
     Args:
-        weight: Where its codes and scales lie.
-        stored: Reads them.
-        source: The original, of a dtype of `ITEM_SIZES` and whole blocks.
-        originals: Reads it.
+        window: Its codes and scales.
+        originals: The original, piece by piece.
         decode: The kernels.
         counts: Also counts codes and scales.
         advanced: Told the bytes of source after each piece.
     """
-    item = ITEM_SIZES[source.dtype]
-    elements = source.size // item
     total = Sums()
-    for begin in range(0, elements, PIECE_ELEMENTS):
-        count = min(PIECE_ELEMENTS, elements - begin)
-        original = bytearray(count * item)
-        originals.read_into(source.file, source.offset + begin * item, memoryview(original))
-        codes, scales = weight.read(stored, begin // BLOCK_SIZE, count // BLOCK_SIZE)
-        decoded = bytearray(count * 4)
+    for original in originals:
+        codes, scales = window.take(original.first, original.values.shape)
+        decoded = bytearray(original.values.size * 4)
         decode(codes, scales, decoded)
         total += measure_blocks(
-            as_float64(original, source.dtype),
+            original.values.reshape(-1),
             as_float64(decoded, "F32"),
             np.frombuffer(scales, np.uint8),
         )
         if counts is not None:
             counts.add(codes, scales)
-        advanced(len(original))
+        advanced(original.size)
     return total
 
 

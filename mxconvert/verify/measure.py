@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from mxconvert.events import Advanced
 from mxconvert.quantize import FloatType
-from mxconvert.statistics import measure_weight
+from mxconvert.source.rows import is_by_columns, originals
+from mxconvert.statistics import Window, measure_weight
 from mxconvert.verify.report import Check, Collector, ErrorSummary
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ class ErrorCheck:
         self.collector.fail(Check.NUMERIC, code, message, path=record.file, tensor=record.name)
 
     def _measure(self, unit: Unit, source: TensorInfo) -> float:
+        rows, columns = source.shape
+        by_columns = is_by_columns(source)
+        window = Window(unit.weight, self.files, (rows, columns), by_columns=by_columns)
         return measure_weight(
-            unit.weight,
-            self.files,
-            source,
-            self.reader,
+            window,
+            originals(self.reader, source),
             lambda codes, scales, out: self.backend.dequantize(codes, scales, FloatType.F32, out),
             advanced=lambda num_bytes: self.reporter(Advanced(num_bytes=num_bytes)),
         ).relative_rmse

@@ -14,13 +14,19 @@ import numpy as np
 
 from mxconvert.digest import xxh3_128
 from mxconvert.events import Advanced
-from mxconvert.model import BLOCK_SIZE
-from mxconvert.statistics import ITEM_SIZES, PIECE_ELEMENTS, Place, StoredWeight
+from mxconvert.fp8 import to_bf16
+from mxconvert.model import BLOCK_SIZE, Action, output_size
+from mxconvert.provenance import Origins, UnknownOriginError, is_repacked
+from mxconvert.safetensors_format import DTYPE_BITS
+from mxconvert.source.gather import tensor_pieces
+from mxconvert.source.rows import is_by_columns, matrix_rows
+from mxconvert.source.scales import load_scales
+from mxconvert.statistics import PIECE_ELEMENTS, Place, StoredWeight, Window
 from mxconvert.verify.report import Check, Collector
 from mxconvert.verify.structure import PACKED, SCALE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mxconvert.events import Reporter
     from mxconvert.folder import Folder
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from mxconvert.model import Checkpoint, TensorInfo
     from mxconvert.quantize import Quantizer
     from mxconvert.source import SourceReader
+    from mxconvert.source.rows import Rows
 
 PIECE_BYTES = 1024 * 1024
 
@@ -42,6 +49,11 @@ class Unit:
     def packed(self) -> bool:
         """Whether the unit is a quantized weight."""
         return len(self.records) > 1
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it is a weight that was none of MXFP4 before."""
+        return self.packed and not is_repacked(self.records[0])
 
     @property
     def name(self) -> str:
@@ -116,7 +128,7 @@ class NumericCheck:
         reporter: Reporter,
     ) -> None:
         self._files = files
-        self._tensors = checkpoint.tensors
+        self._origins = Origins(checkpoint.tensors, checkpoint.config)
         self._reader = reader
         self._quantizer = quantizer
         self._collector = collector
@@ -129,23 +141,31 @@ class NumericCheck:
             SourceError: The source changed since its headers were read.
             LocalError: The source cannot be read.
         """
-        record = unit.records[0]
-        self._collector.look(record.file, Check.NUMERIC)
-        source = self.source_of(unit)
-        if source is None:
-            return
-        try:
-            hexdigest = (
-                self._quantized(unit, source) if unit.packed else self.compare_copy(unit, source)
-            )
-        except OSError as error:
-            self._fail("unreadable", record, f"cannot be read: {error.strerror}")
-            return
-        self._collector.count("tensors_recomputed" if unit.packed else "tensors_compared")
-        stated = record.sources[0].xxh3_128
-        if hexdigest != stated:
-            what = f"XXH3-128 of source tensor {source.name!r}"
-            self._fail("source-tensor", record, what, expected=stated, found=hexdigest)
+        self._collector.look(unit.records[0].file, Check.NUMERIC)
+        quantized = unit.is_quantized
+        for record in unit.records[:1] if quantized else unit.records:
+            source = self.source_of(record, packed=quantized)
+            if source is None:
+                continue
+            try:
+                digests = self._compare(unit if quantized else Unit((record,)), source)
+            except OSError as error:
+                self._fail("unreadable", record, f"cannot be read: {error.strerror}")
+                continue
+            what = "compared" if source.scale is None and not quantized else "recomputed"
+            self._collector.count(f"tensors_{what}")
+            self._check_digests(record, digests)
+
+    def _compare(self, unit: Unit, source: TensorInfo) -> tuple[str, ...]:
+        if unit.packed or source.scale is not None or is_by_columns(source):
+            return self._made_again(unit, source)
+        return (self.compare_copy(unit, source),)
+
+    def _check_digests(self, record: TensorRecord, digests: Iterable[str]) -> None:
+        for source, found in zip(record.sources, digests, strict=True):
+            if found != source.xxh3_128:
+                what = f"XXH3-128 of source tensor {source.name!r}"
+                self._fail("source-tensor", record, what, expected=source.xxh3_128, found=found)
 
     def _fail(self, code: str, record: TensorRecord, what: str, **values: object) -> None:
         message = f"{record.file}: tensor {record.name!r}: {what}"
@@ -153,39 +173,24 @@ class NumericCheck:
             Check.NUMERIC, code, message, path=record.file, tensor=record.name, **values
         )
 
-    def source_of(self, unit: Unit) -> TensorInfo | None:
-        """Return the one whole source tensor of a unit, if it is one and fits."""
-        record = unit.records[0]
-        if len(record.sources) != 1 or record.sources[0].selection or record.sources[0].axes:
-            self._collector.count("tensors_not_recomputed")
-            self._collector.skip(
-                "tensors made from several source tensors or from parts of one were not recomputed"
-            )
+    def source_of(self, record: TensorRecord, *, packed: bool) -> TensorInfo | None:
+        """Return what a tensor was made from, ``None`` after a finding.
+
+        Args:
+            record: The tensor; of a quantized weight its codes.
+            packed: Whether it holds the codes of a quantized weight.
+        """
+        try:
+            source = self._origins.weight(record) if packed else self._origins.copied(record)
+        except UnknownOriginError as error:
+            code = "no-source-tensor" if error.absent else "source-tensor"
+            values = {"expected": error.expected, "found": error.found} if error.expected else {}
+            self._fail(code, record, str(error), **values)
             return None
-        stated = record.sources[0]
-        source = self._tensors.get(stated.name)
-        if source is None:
-            self._fail("no-source-tensor", record, f"the source lacks {stated.name!r}")
-            return None
-        expected, found = (stated.dtype, list(stated.shape)), (source.dtype, list(source.shape))
-        if expected != found:
-            what = f"dtype and shape of source tensor {source.name!r}"
-            self._fail("source-tensor", record, what, expected=expected, found=found)
-            return None
-        if not self._sizes_fit(unit, source):
+        if not packed and record.end - record.begin != output_size(source, _action(source)):
             self._fail("source-tensor", record, f"its size does not follow from {source.name!r}")
             return None
         return source
-
-    @staticmethod
-    def _sizes_fit(unit: Unit, source: TensorInfo) -> bool:
-        sizes = [record.end - record.begin for record in unit.records]
-        if not unit.packed:
-            return sizes == [source.size]
-        elements, rest = divmod(source.size, ITEM_SIZES.get(source.dtype, 1))
-        blocks = elements // BLOCK_SIZE
-        whole = source.dtype in ITEM_SIZES and not rest and not elements % BLOCK_SIZE
-        return whole and sizes == [blocks * BLOCK_SIZE // 2, blocks]
 
     def compare_copy(self, unit: Unit, source: TensorInfo) -> str:
         """Compare a copied tensor byte by byte; return the source tensor's XXH3-128.
@@ -193,67 +198,122 @@ class NumericCheck:
         Raises:
             OSError: The artifact cannot be read.
         """
-        record, hasher, differs = unit.records[0], xxh3_128(), False
-        for begin in range(0, source.size, PIECE_BYTES):
-            count = min(PIECE_BYTES, source.size - begin)
-            stored, original = bytearray(count), bytearray(count)
+        record, hasher, begin, differs = unit.records[0], xxh3_128(), 0, False
+        for original in tensor_pieces(self._reader, source, PIECE_BYTES):
+            stored = bytearray(len(original))
             self._files.read_into(record.file, record.begin + begin, memoryview(stored))
-            self._reader.read_into(source.file, source.offset + begin, memoryview(original))
             hasher.update(original)
-            self._report(Advanced(num_bytes=count))
+            self._report(Advanced(num_bytes=len(original)))
             if stored != original and not differs:
                 differs = True
                 at = begin + _first_difference(stored, original)
                 what = f"differs from source tensor {source.name!r}, first at byte {at}"
                 self._fail("copy-differs", record, what)
+            begin += len(original)
         return hasher.hexdigest()
 
-    def _quantized(self, unit: Unit, source: TensorInfo) -> str:
+    def _made_again(self, unit: Unit, source: TensorInfo) -> tuple[str, ...]:
+        """Make what a matrix became and compare; return the digests of what it is made from."""
+        scales = None if source.scale is None else load_scales(self._reader, source)
+        grid, hasher, differs = None if scales is None else scales.grid, xxh3_128(), False
+        compare = self._compare_codes(unit, source) if unit.packed else self._wide(unit, source)
+        for rows in matrix_rows(self._reader, source, PIECE_ELEMENTS, grid):
+            hasher.update(rows.raw)
+            self._report(Advanced(num_bytes=len(rows.raw)))
+            differs = differs or compare(rows)
+        own = hasher.hexdigest()
+        return (own,) if scales is None else (own, scales.digest)
+
+    def _compare_codes(self, unit: Unit, source: TensorInfo) -> Callable[[Rows], bool]:
+        """Return what quantizes rows, compares them and says whether they differ."""
         if self._quantizer is None:
             raise AssertionError("weights of an unknown scale rule are measured, not made again")
-        item, hasher, differs = ITEM_SIZES[source.dtype], xxh3_128(), False
-        elements = source.size // item
-        for begin in range(0, elements, PIECE_ELEMENTS):
-            count = min(PIECE_ELEMENTS, elements - begin)
-            original = bytearray(count * item)
-            self._reader.read_into(source.file, source.offset + begin * item, memoryview(original))
-            hasher.update(original)
-            made = (bytearray(count // 2), bytearray(count // BLOCK_SIZE))
-            self._quantizer.quantize(
-                memoryview(original), source.dtype, memoryview(made[0]), memoryview(made[1])
-            )
-            stored = self._stored(unit, begin, count)
-            self._report(Advanced(num_bytes=len(original)))
-            if stored != made and not differs:
-                differs = True
-                self._name_block(unit, begin // BLOCK_SIZE, made, stored)
-        return hasher.hexdigest()
+        quantizer, by_columns = self._quantizer, is_by_columns(source)
+        height, width = source.shape
+        window = Window(unit.weight, self._files, (height, width), by_columns=by_columns)
+        dtype = source.dtype if source.scale is None else "F32"
 
-    def _stored(self, unit: Unit, begin: int, count: int) -> tuple[bytearray, bytearray]:
-        return unit.weight.read(self._files, begin // BLOCK_SIZE, count // BLOCK_SIZE)
+        def compare(rows: Rows) -> bool:
+            values = np.ascontiguousarray(rows.values)
+            made = (bytearray(values.size // 2), bytearray(values.size // BLOCK_SIZE))
+            quantizer.quantize(
+                values.reshape(-1).data.cast("B"), dtype, memoryview(made[0]), memoryview(made[1])
+            )
+            stored = window.take(rows.first, values.shape)
+            if stored == made:
+                return False
+            at = (0, rows.first) if by_columns else (rows.first, 0)
+            self._name_block(unit, at, values.shape[1], made, stored)
+            return True
+
+        return compare
+
+    def _wide(self, unit: Unit, source: TensorInfo) -> Callable[[Rows], bool]:
+        """Return what dequantizes or transposes rows, compares them and says if they differ."""
+        record, by_columns = unit.records[0], is_by_columns(source)
+        height, width = source.shape
+        item = 2 if source.scale is not None else DTYPE_BITS[source.dtype] // 8
+
+        def read(first: int, count: int) -> bytearray:
+            stored = bytearray(count * width * item)
+            at = record.begin + first * width * item
+            self._files.read_into(record.file, at, memoryview(stored))
+            return stored
+
+        everything = read(0, height) if by_columns else None
+
+        def compare(rows: Rows) -> bool:
+            values = rows.values if source.scale is None else to_bf16(rows.values)
+            raw = read(rows.first, len(values)) if everything is None else everything
+            stored = np.frombuffer(raw, values.dtype).reshape(-1, width)
+            if by_columns:
+                stored = stored[:, rows.first : rows.first + values.shape[1]]
+            differing = np.argwhere(stored != values)
+            if not len(differing):
+                return False
+            row, column = differing[0] + ((0, rows.first) if by_columns else (rows.first, 0))
+            what = f"differs from what the source gives, first in row {row}, column {column}"
+            self._fail("copy-differs", record, what)
+            return True
+
+        return compare
 
     def _name_block(
         self,
         unit: Unit,
-        before: int,
+        at: tuple[int, int],
+        columns: int,
         made: Sequence[bytearray],
         stored: Sequence[bytearray],
     ) -> None:
-        """Report the first block of a piece that differs."""
+        """Report the first block of a piece that differs.
+
+        Args:
+            unit: The weight.
+            at: Row and column at which the piece begins.
+            columns: Columns of the piece.
+            made: Codes and scales as they should be.
+            stored: As they are.
+        """
         half = BLOCK_SIZE // 2
         codes = np.frombuffer(made[0], np.uint8) != np.frombuffer(stored[0], np.uint8)
         scales = np.frombuffer(made[1], np.uint8) != np.frombuffer(stored[1], np.uint8)
-        at = int(np.argmax(codes.reshape(-1, half).any(axis=1) | scales))
-        row, block = divmod(before + at, unit.records[1].shape[-1])
-        part = slice(at * half, (at + 1) * half)
+        place = int(np.argmax(codes.reshape(-1, half).any(axis=1) | scales))
+        row, block = divmod(place, columns // BLOCK_SIZE)
+        part = slice(place * half, (place + 1) * half)
         self._fail(
             "codes-differ",
             unit.records[0],
-            f"differs from what the source gives, first in row {row}, block {block}: scale, codes",
-            expected=f"{made[1][at]}, {made[0][part].hex()}",
-            found=f"{stored[1][at]}, {stored[0][part].hex()}",
+            f"differs from what the source gives, first in row {at[0] + row}, block "
+            f"{at[1] // BLOCK_SIZE + block}: scale, codes",
+            expected=f"{made[1][place]}, {made[0][part].hex()}",
+            found=f"{stored[1][place]}, {stored[0][part].hex()}",
         )
 
 
-def _first_difference(one: bytearray, other: bytearray) -> int:
+def _action(source: TensorInfo) -> Action:
+    return Action.COPY if source.scale is None else Action.DEQUANTIZE
+
+
+def _first_difference(one: bytearray, other: memoryview) -> int:
     return int(np.argmax(np.frombuffer(one, np.uint8) != np.frombuffer(other, np.uint8)))

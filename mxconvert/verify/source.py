@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mxconvert.events import Started
-from mxconvert.manifest import SourceRecord, TensorRecord, source_identity
+from mxconvert.fp8 import FP8_DTYPES
+from mxconvert.manifest import SCALES_OF_SOURCE, SourceRecord, TensorRecord, source_identity
 from mxconvert.model import BLOCK_SIZE
+from mxconvert.plan.scales import is_left_scale
+from mxconvert.provenance import Coverage
 from mxconvert.quantize import Quantizer, load_backend
+from mxconvert.safetensors_format import num_elements
 from mxconvert.sample import Sample
 from mxconvert.source import SourceReader, open_checkpoint
 from mxconvert.statistics import ITEM_SIZES
@@ -64,11 +68,12 @@ class SourceRun:
         totals = manifest.totals
         sample = self._sample(totals.quantized.source_bytes + totals.copied.source_bytes)
         quantizer = self._quantizer(manifest)
-        used: set[str] = set()
+        used = Coverage()
 
         def units() -> Iterator[Unit]:
             for position, unit in enumerate(units_of(records())):
-                used.update(source.name for source in unit.records[0].sources)
+                for record in unit.records:
+                    used.add(record)
                 if sample.takes(position):
                     yield unit
 
@@ -76,8 +81,8 @@ class SourceRun:
             check, measure = self._checks(stack, checkpoint, quantizer)
 
             def work(unit: Unit) -> None:
-                if unit.packed and quantizer is None:
-                    source = check.source_of(unit)
+                if unit.is_quantized and quantizer is None:
+                    source = check.source_of(unit.records[0], packed=True)
                     if source is not None:
                         measure.check(unit, source)
                 else:
@@ -133,6 +138,8 @@ class SourceRun:
         return sample
 
     def _quantizer(self, manifest: Manifest) -> Quantizer | None:
+        if manifest.format.scale_rule == SCALES_OF_SOURCE:  # nothing was quantized
+            return None
         if manifest.format.name == _PACKED_FORMAT:
             try:
                 return Quantizer(load_backend(_BACKEND), manifest.format.scale_rule)
@@ -189,11 +196,22 @@ class SourceRun:
         self.reporter(Started(what="compare with the source", total_bytes=size, total_files=0))
         run_bounded(work, units, self.options.jobs or default_jobs())
 
-    def _report_lost(self, checkpoint: Checkpoint, used: set[str]) -> None:
-        for name in checkpoint.tensors:
-            if name not in used:
-                message = f"source tensor {name!r}: nothing in the artifact was made from it"
+    def _report_lost(self, checkpoint: Checkpoint, used: Coverage) -> None:
+        left, tensors = used.left(checkpoint.tensors), checkpoint.tensors
+        is_fp8 = any(tensor.dtype in FP8_DTYPES for tensor in tensors.values())
+        dropped = [name for name in left if is_fp8 and is_left_scale(name)]
+        for name, count in left.items():
+            if name not in dropped:
+                total = num_elements(tensors[name].shape)
+                what = "" if count == total else f" {count} of its {total} elements:"
+                message = f"source tensor {name!r}:{what} nothing in the artifact was made from it"
                 self.collector.fail(Check.NUMERIC, "lost-tensor", message, tensor=name)
+        if dropped:
+            message = (
+                f"{len(dropped)} scales of activations or the KV cache in the source have no use "
+                f"in the artifact, such as {dropped[0]!r}"
+            )
+            self.collector.note("dropped-scale", message)
 
 
 def _compare_foreign(
@@ -205,10 +223,12 @@ def _compare_foreign(
 ) -> str:
     record = unit.records[0]
     if source is not None and unit.packed:
-        blocks = unit.records[1].end - unit.records[1].begin
+        scales = unit.records[1]
+        blocks, columns = scales.end - scales.begin, BLOCK_SIZE * scales.shape[-1]
         item = ITEM_SIZES.get(source.dtype)
         if item is not None and source.size == blocks * BLOCK_SIZE * item:
-            measure.check(unit, source)
+            shape = (blocks * BLOCK_SIZE // max(columns, 1), columns)
+            measure.check(unit, replace(source, shape=shape))
             return "measured"
     elif source is not None and (record.dtype, record.shape) == (source.dtype, source.shape):
         try:
