@@ -32,7 +32,8 @@ class RoleFigures:
     """Sums over the tensors of one role.
 
     ``mxfp4_bytes`` is what they take after conversion (equal to ``size_bytes`` where
-    nothing is quantized, ``None`` where the source cannot be converted).
+    nothing is quantized, ``None`` where the source cannot be converted); ``dequantized`` are
+    FP8 weights that become BF16.
     """
 
     tensors: int = 0
@@ -40,6 +41,7 @@ class RoleFigures:
     size_bytes: int = 0
     dtypes: set[str] = field(default_factory=set)
     quantized: int = 0
+    dequantized: int = 0
     mxfp4_bytes: int | None = 0
 
 
@@ -171,5 +173,6 @@ def _figures(
         for item in file.items:
             figures = roles[str(role_of[item.source.name])]
             figures.quantized += item.action is Action.QUANTIZE
+            figures.dequantized += item.action is Action.DEQUANTIZE
             figures.mxfp4_bytes = (figures.mxfp4_bytes or 0) + item.size
     return dict(sorted(roles.items(), key=lambda entry: -entry[1].size_bytes))

@@ -397,6 +397,18 @@ class Plan:
     repacked: int = 0
 
     @property
+    def dequantized(self) -> Totals:
+        """Those of `copied` that are FP8 in the source and become BF16."""
+        items = [
+            item for file in self.files for item in file.items if item.action is Action.DEQUANTIZE
+        ]
+        return Totals(
+            tensors=len(items),
+            source_bytes=sum(item.source_size for item in items),
+            output_bytes=sum(item.size for item in items),
+        )
+
+    @property
     def weight_map(self) -> dict[str, str]:
         """Output tensor name -> file name, sorted by name."""
         pairs = [

@@ -399,7 +399,7 @@ def test_the_json_document(model: Model, tmp_path) -> None:
     )
     assert plan.keys() == {
         "schema_version", "type", "recipe", "options", "num_experts", "totals", "ignore", "files",
-        "index", "notices",
+        "index", "dropped", "notices",
     }  # fmt: skip
     assert (plan["schema_version"], plan["type"], plan["recipe"]) == (1, "plan", "qwen-moe")
     assert plan["num_experts"] == 8

@@ -11,7 +11,7 @@ from mxconvert.cli.runtime import count, print_json, size
 from mxconvert.model import Options, Scope
 
 if TYPE_CHECKING:
-    from mxconvert.inspect import Inspection
+    from mxconvert.inspect import Inspection, RoleFigures
     from mxconvert.model import Checkpoint
 
 
@@ -104,7 +104,7 @@ def _print(found: Inspection) -> None:
             count(figures.parameters),
             "/".join(sorted(figures.dtypes)),
             size(figures.size_bytes),
-            _becomes(figures.quantized, figures.tensors, figures.mxfp4_bytes),
+            _becomes(figures),
         )
     table.print()
     for text in found.surprises:
@@ -113,10 +113,12 @@ def _print(found: Inspection) -> None:
         print(f"\ncannot be converted: {found.obstacle}")
 
 
-def _becomes(quantized: int, tensors: int, mxfp4_bytes: int | None) -> str:
-    if mxfp4_bytes is None:
+def _becomes(figures: RoleFigures) -> str:
+    if figures.mxfp4_bytes is None:
         return "-"
-    if not quantized:
-        return "stays"
-    part = "MXFP4" if quantized == tensors else f"{quantized} of {tensors} in MXFP4"
-    return f"{part}, {size(mxfp4_bytes)}"
+    parts = [
+        name if count == figures.tensors else f"{count} of {figures.tensors} in {name}"
+        for count, name in ((figures.quantized, "MXFP4"), (figures.dequantized, "BF16"))
+        if count
+    ]
+    return f"{', '.join(parts)}, {size(figures.mxfp4_bytes)}" if parts else "stays"

@@ -89,7 +89,12 @@ def print_totals(made: Plan) -> None:
     """Print what is quantized and what is kept."""
     from mxconvert.cli.tables import print_pairs
 
-    quantized, copied = made.quantized, made.copied
+    quantized, copied, widened = made.quantized, made.copied, made.dequantized
+    tensors, stored = copied.tensors - widened.tensors, copied.source_bytes - widened.source_bytes
+    as_bf16 = (
+        f"{widened.tensors} FP8 weights, {size(widened.source_bytes)} -> "
+        f"{size(widened.output_bytes)}, since one scheme is declared"
+    )
     print_pairs(
         (
             "quantized",
@@ -98,7 +103,8 @@ def print_totals(made: Plan) -> None:
                 f"{size(quantized.output_bytes)} ({made.options.scale_rule}, recipe {made.recipe})"
             ),
         ),
-        ("kept", f"{copied.tensors} tensors, {size(copied.source_bytes)}, byte for byte"),
+        ("kept", f"{tensors} tensors, {size(stored)}, byte for byte"),
+        *([("as BF16", as_bf16)] if widened.tensors else []),
         ("written", f"{len(made.files)} weight files, {size(made.file_bytes)}"),
         ("ignore", _some(made.ignore)),
     )

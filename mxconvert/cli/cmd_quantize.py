@@ -18,7 +18,7 @@ from mxconvert.model import Options
 
 if TYPE_CHECKING:
     from mxconvert.cli.progress import Display
-    from mxconvert.model import Checkpoint, Plan
+    from mxconvert.model import Checkpoint, Plan, Skipped
     from mxconvert.pipeline import RunResult
     from mxconvert.statistics import Sums
 
@@ -130,11 +130,17 @@ def summary(checkpoint: Checkpoint, made: Plan, result: RunResult) -> dict[str, 
         **facts,
         "quantized": asdict(made.quantized),
         "kept": asdict(made.copied),
-        "dropped_tensors": [asdict(entry) for entry in checkpoint.dropped_tensors],
+        "dequantized": asdict(made.dequantized),
+        "dropped_tensors": [asdict(entry) for entry in _dropped(checkpoint, made)],
         "skipped_files": [asdict(entry) for entry in checkpoint.skipped_files],
         "total_size": made.total_size,
         "file_bytes": made.file_bytes,
     }
+
+
+def _dropped(checkpoint: Checkpoint, made: Plan) -> tuple[Skipped, ...]:
+    """Return the stored tensors that are in no output."""
+    return (*checkpoint.dropped_tensors, *made.dropped)
 
 
 def _error_figures(sums: Sums | None) -> dict[str, float] | None:
@@ -149,11 +155,13 @@ def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: s
     from mxconvert.cli.tables import print_pairs
 
     print_totals(made)
-    dropped, skipped = checkpoint.dropped_tensors, checkpoint.skipped_files
+    dropped, skipped = _dropped(checkpoint, made), checkpoint.skipped_files
+    reasons = "; ".join(sorted({entry.reason for entry in dropped}))
     pairs = [
         (
             "dropped",
-            f"{len(dropped)} tensors, {runtime.size(sum(entry.size for entry in dropped))}",
+            f"{len(dropped)} tensors, {runtime.size(sum(entry.size for entry in dropped))}"
+            + (f" ({reasons})" if reasons else ""),
         ),
         ("skipped", ", ".join(f"{e.name} ({e.reason})" for e in skipped) or "no files"),
     ]

@@ -29,10 +29,12 @@ def plan_document(plan: Plan, notices: Iterable[tuple[str, str]] = ()) -> dict[s
             "file_bytes": plan.file_bytes,
             "quantized": _totals(plan.quantized),
             "copied": _totals(plan.copied),
+            "dequantized": _totals(plan.dequantized),
         },
         "ignore": list(plan.ignore),
         "files": [_file(file) for file in plan.files],
         "index": plan.index,
+        "dropped": [asdict(entry) for entry in plan.dropped],
         "notices": [
             {"code": code, "message": message} for code, message in (*notices, *plan.notices)
         ],
