@@ -62,3 +62,32 @@ def names_asked_for(module: str) -> tuple[str, ...]:
     if last in _ASKED_AS and ".experts." in module:
         return module, f"{parent}.{_ASKED_AS[last]}"
     return (module,)
+
+
+# What transformers 5.24 calls modules that some families store under other names
+# (conversion_mapping.py); it asks `ignore` about its own.
+_LAYER = r"^((?:.*\.)?layers\.\d+)"
+_RENAMED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (
+            _LAYER + r"\.attention\.query_key_value$",
+            (r"\1.self_attn.q_proj", r"\1.self_attn.k_proj", r"\1.self_attn.v_proj"),
+        ),
+        (_LAYER + r"\.attention\.dense$", (r"\1.self_attn.o_proj",)),
+        (_LAYER + r"\.attention\.f_proj$", (r"\1.self_attn.forget_gate.f_proj",)),
+        (_LAYER + r"\.attention\.(\w+)$", (r"\1.self_attn.\2",)),
+        (_LAYER + r"\.self_attn\.(f_[ab]_proj)$", (r"\1.self_attn.forget_gate.\2",)),
+        (_LAYER + r"\.block_sparse_moe\.gate$", (r"\1.mlp.gate", r"\1.mlp.router")),
+        (_LAYER + r"\.block_sparse_moe\.((?:shared_experts\.)?\w+_proj)$", (r"\1.mlp.\2",)),
+    )
+)
+
+
+def renamed(module: str) -> tuple[str, ...]:
+    """Return the names that a loader may give to a module that is stored as ``module``."""
+    for pattern, new in _RENAMED:
+        match = pattern.match(module)
+        if match is not None:
+            return tuple(match.expand(name) for name in new)
+    return ()

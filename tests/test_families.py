@@ -16,6 +16,7 @@ import pytest
 from mxconvert.errors import SourceError
 from mxconvert.model import Options
 from mxconvert.plan import build_plan
+from mxconvert.plan.ignore import ignore_entries
 from mxconvert.source import open_checkpoint
 from tests.support import Model, decode, encode, refused, shell
 from tests.support.container import Tensor
@@ -23,7 +24,7 @@ from tests.support.families.check import check_values, quantized, reader
 from tests.support.families.expected import EXPECTED, expected
 from tests.support.families.fixtures import Fixture, fixtures
 from tests.support.families.readings import alternating_biases, columns, halves
-from tests.support.matching import check_declared
+from tests.support.matching import check_declared, matches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -300,3 +301,46 @@ def test_ernie_vl_as_published(tmp_path: Path) -> None:
     assert plan["num_experts"] == 8
     assert plan["totals"]["quantized"]["tensors"] == 24
     assert not [n for n in plan["notices"] if n["code"] == "incomplete-experts"]
+
+
+# ------------------------------------------------------------------ names that loaders change
+
+
+def test_towers_are_ignored_whole() -> None:
+    """Loaders split and rename what is inside of a tower; one entry covers it under any name."""
+    kept = ["vision_tower.encoder.blocks.0.wqkv", "mm_projector.proj.0", "model.layers.0.mlp.gate"]
+    packed = ["model.layers.0.mlp.experts.0.up_proj"]
+    assert ignore_entries(kept, packed) == (
+        r"re:.*layers\.\d+\.mlp\.gate$",
+        r"re:.*mm_projector\..*",
+        r"re:.*vision_(model|tower)\..*",
+    )
+
+
+def test_a_tower_that_is_converted_in_part_is_not_ignored_whole() -> None:
+    kept = ["visual.blocks.0.attn.qkv", "visual.blocks.0.mlp.fc1"]
+    packed = ["model.visual.blocks.0.mlp.fc2"]
+    entries = ignore_entries(kept, packed)
+    assert all(any(matches(entry, module) for entry in entries) for module in kept)
+    assert not any(matches(entry, packed[0]) for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("label", "module"),
+    [
+        ("sarvam_moe.5x", "model.layers.1.self_attn.k_proj"),
+        ("sarvam_moe.5x", "model.layers.1.self_attn.o_proj"),
+        ("phimoe.5x", "model.layers.1.mlp.router"),
+        ("kimi_linear.5x", "model.layers.0.mlp.up_proj"),
+        ("kimi_linear.5x", "model.layers.0.self_attn.forget_gate.f_a_proj"),
+        ("qwen3_omni_moe.5x", "thinker.model.audio_tower.conv_out"),
+        ("ernie4_5_vl_moe.5x", "model.vision_tower.blocks.0.attn.qkv"),
+    ],
+)
+def test_what_transformers_renames_is_ignored_under_its_name(
+    label: str, module: str, tmp_path: Path
+) -> None:
+    """Otherwise it waits for packed weights there, and computes with what memory held."""
+    source = HEADERS[label].model().write(tmp_path / "source")
+    ignore = shell("plan", source, "--json").ok().json()["ignore"]
+    assert any(matches(entry, module) for entry in ignore)

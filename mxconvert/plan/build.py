@@ -21,7 +21,7 @@ from mxconvert.model import (
     output_size,
     quantized_names,
 )
-from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for
+from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for, renamed
 from mxconvert.plan.engines import check_engines
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
@@ -196,7 +196,8 @@ def _ignore(logical: Logical, config: Mapping[str, Any], chosen: Selection) -> t
 
 
 def _asked_for(names: Iterable[str]) -> list[str]:
-    return [asked for name in names for asked in names_asked_for(module_name(name))]
+    modules = (module_name(name) for name in names)
+    return [n for module in modules for n in (*names_asked_for(module), *renamed(module))]
 
 
 def _totals(files: Iterable[OutputFile], *actions: Action) -> Totals:

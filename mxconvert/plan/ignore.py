@@ -3,7 +3,8 @@ r"""The ``ignore`` list of the written config, computed from the plan and checke
 Loaders quantize every Linear module that the list does not name, so it must match each
 stored rank-2 ``.weight`` that is not packed, and no packed one. Layer and expert
 numbers are generalised as far as that stays true, since engines rename prefixes: an
-unanchored ``re:.*layers\\.\\d+...`` survives renaming.
+unanchored ``re:.*layers\\.\\d+...`` survives renaming. Towers for images and sound are
+ignored whole.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _NUMBER = r"\d+"
+_TOWER = re.compile(
+    r"(?:^|\.)(vision_tower|vision_model|visual|audio_tower|mm_projector|multi_modal_projector"
+    r"|resampler_model)\."
+)
+_TOWER_CALLED = {"vision_model": "vision_(model|tower)", "vision_tower": "vision_(model|tower)"}
 
 Parts = tuple[str, ...]
 
@@ -35,9 +41,10 @@ def ignore_entries(
     by_last: dict[str, list[str]] = defaultdict(list)
     for module in converted:
         by_last[_last(module)].append(module)
-    entries: set[str] = set(always)
+    towers, rest = _towers(kept, by_last)
+    entries: set[str] = {*always, *(f"{REGEX_PREFIX}.*{name}\\..*" for name in towers)}
     verdicts: dict[Parts, bool] = {}
-    for module in sorted(kept):
+    for module in sorted(rest):
         candidates = list(_generalise(module))
         if any(verdicts.get(parts, False) for parts in candidates):
             continue
@@ -50,6 +57,26 @@ def ignore_entries(
         else:
             entries.add(module)
     return tuple(sorted(entries))
+
+
+def _towers(kept: Iterable[str], converted: Mapping[str, list[str]]) -> tuple[set[str], list[str]]:
+    """Return towers of which nothing is converted, and the kept modules outside of them.
+
+    Engines rename what is inside of a tower (wqkv to q, k and v), so it is ignored whole.
+    """
+    inside: dict[str, list[str]] = defaultdict(list)
+    rest = []
+    for module in kept:
+        match = None if "\n" in module else _TOWER.search(module)
+        if match is None:
+            rest.append(module)
+        else:
+            inside[_TOWER_CALLED.get(match[1], match[1])].append(module)
+    for name in list(inside):
+        regex = re.compile(f".*{name}\\.")
+        if any(regex.match(module) for modules in converted.values() for module in modules):
+            rest.extend(inside.pop(name))
+    return set(inside), rest
 
 
 def _generalise(module: str) -> Iterator[Parts]:

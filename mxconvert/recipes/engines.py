@@ -23,14 +23,22 @@ class Engine(StrEnum):
 _OWN_LAYOUT = "reads this family in its own MXFP4 layout only"
 _FUSED = "looks for the experts of this family in fused tensors, and initialises them anew"
 
+_FUSED_ONLY = "looks for the experts of this family in fused tensors only"
+_CONVERSION = "stops at the names of this family once its experts are packed"
+
 _REFUSALS: dict[tuple[Engine, str], str] = {
     (Engine.VLLM, "gpt-oss"): _OWN_LAYOUT,
     (Engine.VLLM, "deepseek-v4"): _OWN_LAYOUT,
     (Engine.TRANSFORMERS, "gpt-oss"): _OWN_LAYOUT,
     (Engine.TRANSFORMERS, "deepseek-v4"): _OWN_LAYOUT,
-    (Engine.TRANSFORMERS, "llama4"): _FUSED,
+    (Engine.VLLM, "dbrx"): _FUSED_ONLY,
     (Engine.TRANSFORMERS, "qwen3-vl-moe"): _FUSED,
     (Engine.TRANSFORMERS, "granite-moe"): _FUSED,
+    (Engine.TRANSFORMERS, "gemma4"): _FUSED,
+    (Engine.TRANSFORMERS, "dbrx"): _FUSED,
+    (Engine.TRANSFORMERS, "kimi-k3"): _CONVERSION,
+    (Engine.TRANSFORMERS, "bailing-moe"): _CONVERSION,
+    (Engine.TRANSFORMERS, "ernie4.5-vl-moe"): _CONVERSION,
 }
 _SGLANG_TAKES = frozenset({"kimi-k3", "dense"})
 _SGLANG = "skips packed experts of this family without an error; it takes Kimi-K3 only"

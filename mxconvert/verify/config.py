@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from mxconvert.patterns import REGEX_PREFIX, names_asked_for
+from mxconvert.patterns import REGEX_PREFIX, names_asked_for, renamed
 from mxconvert.verify.report import Check, Collector
 from mxconvert.writer.documents.config import is_sane_dtype
 
@@ -54,7 +54,7 @@ class Declaration:
 
     def see(self, module: str) -> None:
         """Take note of a stored module, to find entries that name none."""
-        for name in names_asked_for(module):
+        for name in (*names_asked_for(module), *renamed(module)):
             self._unused_exact.discard(name)
             used = [entry for entry, regex in self._unused_regexes.items() if regex.match(name)]
             for entry in used:

@@ -40,10 +40,28 @@ def check_declared(artifact: Artifact) -> None:
         assert any(matches(entry, module) for entry in ignore), f"{module} is not ignored"
     for module in packed:
         assert not any(matches(entry, module) for entry in ignore), f"{module} is ignored"
-    spoken_for = plain | ({"lm_head"} if _may_tie(artifact.config) else set())
+    called = {new for module in plain for new in renamings(module)}
+    spoken_for = plain | called | ({"lm_head"} if _may_tie(artifact.config) else set())
     for entry in ignore:
         assert any(matches(entry, module) for module in spoken_for), f"{entry} is stale"
     assert len(ignore) == len(set(ignore))
+
+
+RENAMED = {
+    ".attention.query_key_value": [f".self_attn.{part}_proj" for part in "qkv"],
+    ".attention.dense": [".self_attn.o_proj"],
+    ".attention.f_proj": [".self_attn.forget_gate.f_proj"],
+    ".attention.": [".self_attn."],
+    ".self_attn.f_": [".self_attn.forget_gate.f_"],
+    ".block_sparse_moe.gate": [".mlp.gate", ".mlp.router"],
+    ".block_sparse_moe.": [".mlp."],
+}
+"""What transformers calls parts of modules whose stored names it changes."""
+
+
+def renamings(module: str) -> list[str]:
+    """Return what transformers may call a module that is stored under another name."""
+    return [module.replace(old, new) for old, called in RENAMED.items() for new in called]
 
 
 def _may_tie(config: dict[str, Any]) -> bool:

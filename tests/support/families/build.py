@@ -79,9 +79,13 @@ def build(family: str, dtype: Any = None, **changes: Any) -> Any:
         raise LookupError(family) from None
     torch.manual_seed(0)
     dtype = dtype or torch.bfloat16
-    if family in CLASSES:
-        return getattr(transformers, CLASSES[family])._from_config(config, dtype=dtype)
-    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if family not in CLASSES:
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = getattr(transformers, CLASSES[family])._from_config(config, dtype=dtype)
+    if family == "qwen3_omni_moe":  # its talker is not initialised otherwise
+        for parameter in model.talker.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model
 
 
 def header_of(folder: Path) -> dict[str, Any]:

@@ -308,7 +308,12 @@ CONFIGS: Mapping[str, Config] = {
         "projection_hidden_size": 32,
     },
     "glm4v_moe": {
-        "text_config": {**_GROUPED, **_HEAD, **_DENSE_FIRST, **_MROPE},
+        "text_config": {
+            **_GROUPED,
+            **_HEAD,
+            **_DENSE_FIRST,
+            "rope_parameters": {**_ROPE, "mrope_section": [2, 1, 1]},
+        },
         "vision_config": {**_TOWER, "image_size": 16, "attention_bias": False},
     },
     "ernie4_5_vl_moe": {
@@ -320,7 +325,7 @@ CONFIGS: Mapping[str, Config] = {
             "moe_num_experts": EXPERTS,
             "moe_num_shared_experts": 1,
             "mlp_layer_types": ["dense", "sparse"],
-            "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]},
+            "rope_parameters": {**_ROPE, "mrope_section": [3, 3, 2]},
         },
         "vision_config": {key: _TOWER[key] for key in ("depth", "hidden_size", "num_heads")},
     },
