@@ -36,6 +36,9 @@ class Part:
         at: Where they are read to in the piece's input buffer.
         out_at: Where their output goes in the piece's output buffer (quantized parts).
         last: Whether the tensor ends here.
+        packed_size: Bytes of codes this part makes (quantized parts, as the next two).
+        scales_size: Bytes of scales it makes, one for each block.
+        first_block: Number of its first block within the tensor.
     """
 
     item: Item
@@ -44,34 +47,14 @@ class Part:
     at: int
     out_at: int
     last: bool
+    packed_size: int = 0
+    scales_size: int = 0
+    first_block: int = 0
 
     @property
     def whole(self) -> bool:
         """Whether the part is the whole tensor."""
         return self.begin == 0 and self.last
-
-    @property
-    def packed_size(self) -> int:
-        """Bytes of codes this part makes."""
-        return self._elements // 2
-
-    @property
-    def scales_size(self) -> int:
-        """Bytes of scales this part makes."""
-        return self._elements // BLOCK_SIZE
-
-    @property
-    def first_block(self) -> int:
-        """Number of the part's first block within the tensor."""
-        return self.begin // self._itemsize // BLOCK_SIZE
-
-    @property
-    def _itemsize(self) -> int:
-        return DTYPE_BITS[self.item.source.dtype] // 8
-
-    @property
-    def _elements(self) -> int:
-        return self.size // self._itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +91,26 @@ def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
                 index, parts, used, made = index + 1, [], 0, 0
                 continue
             size = min(left, piece_size)
-            part = Part(item, begin, size, used, made, last=size == left)
+            part = _cut(item, begin, size, used, made)
             parts.append(part)
             used += -(-size // _ALIGNMENT) * _ALIGNMENT
-            if item.action is Action.QUANTIZE:
-                made += part.packed_size + part.scales_size
+            made += part.packed_size + part.scales_size
             begin += size
             if part.last:
                 break
     if parts:
         yield Piece(index, tuple(parts), sum(part.size for part in parts))
+
+
+def _cut(item: Item, begin: int, size: int, at: int, out_at: int) -> Part:
+    last = begin + size == item.source.size
+    if item.action is not Action.QUANTIZE:
+        return Part(item, begin, size, at, out_at, last)
+    bits = DTYPE_BITS[item.source.dtype]
+    blocks, first_block = (8 * count // bits // BLOCK_SIZE for count in (size, begin))
+    return Part(
+        item, begin, size, at, out_at, last, blocks * (BLOCK_SIZE // 2), blocks, first_block
+    )
 
 
 def largest_scales(file: OutputFile, piece_size: int) -> int:
