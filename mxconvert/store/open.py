@@ -27,6 +27,10 @@ def open_store(url: StoreURL, options: StoreOptions) -> Store:
         from mxconvert.store.cloud import CloudStore  # noqa: PLC0415
 
         return CloudStore(url, options)
+    if url.scheme == "hf":
+        from mxconvert.store.hub import HubStore  # noqa: PLC0415
+
+        return HubStore(url, options)
     if url.scheme == "file":
         from mxconvert.store.local import LocalStore  # noqa: PLC0415
 
