@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.pull_base import Place
     from tests.support.faults import FaultProxy
     from tests.support.large import LargeArtifact
     from tests.support.seaweed import S3Server
@@ -100,3 +101,19 @@ def proxy(s3: S3Server) -> Iterator[FaultProxy]:
 
     with FaultProxy(s3) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def place(
+    s3: S3Server,
+    bucket: str,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Place:
+    """Where artifacts are published and pulled from, through ``proxy``, also in this process."""
+    from tests.pull_base import Place
+
+    for name, value in proxy.environment().items():
+        monkeypatch.setenv(name, value)
+    return Place(s3=s3, bucket=bucket, proxy=proxy, folder=tmp_path, target=tmp_path / "target")
