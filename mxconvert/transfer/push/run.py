@@ -12,9 +12,11 @@ from mxconvert.manifest import MANIFEST_NAME
 from mxconvert.model import FileRole
 from mxconvert.remote import folder_of, honours_conditions, move_ref, read_manifest, ref_key
 from mxconvert.remote.layout import LATEST
+from mxconvert.store import CommitStore
 from mxconvert.transfer.crew import Crew
 from mxconvert.transfer.local import open_artifact
 from mxconvert.transfer.parts import plan_parts
+from mxconvert.transfer.push.commit import push_commit
 from mxconvert.transfer.push.existing import copies
 from mxconvert.transfer.push.options import Outcome, PushOptions, PushResult, Tally
 from mxconvert.transfer.push.upload import FilePush, PushContext
@@ -93,6 +95,8 @@ def push_artifact(
     """
     wanted = _wanted_tags(options)
     artifact = open_artifact(root)
+    if isinstance(client.store, CommitStore):
+        return push_commit(artifact, client, client.store, options, report)
     plan_push(artifact, client.parts.limits if client.parts else None, options.part_size, report)
     folder = "" if options.flat else folder_of(artifact.id)
     if options.flat:
