@@ -147,6 +147,8 @@ class S3Store(Uploads):
         for page in self._pages("list_objects_v2", prefix, Prefix=self._root + prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"][skip:]
+                if not key or key.endswith("/"):  # stands for a folder
+                    continue
                 written = found["LastModified"].timestamp() if "LastModified" in found else None
                 yield ObjectInfo(
                     key=key, size=found["Size"], etag=found.get("ETag"), modified=written
