@@ -157,6 +157,24 @@ def test_a_failed_upload_leaves_no_parts(s3, bucket, monkeypatch):
     assert s3.uploads(bucket) == []
 
 
+@pytest.mark.parametrize("engine", ["botocore", "fsspec"])
+def test_markers_of_folders_are_no_objects(s3, bucket, monkeypatch, engine):
+    """Consoles make them: objects of no bytes whose names end in a slash."""
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    for key in ("p/", "p/a/"):
+        s3.put(bucket, key, b"")
+    s3.put(bucket, "p/a/b", b"1")
+    store = make(f"s3://{bucket}/p", engine=engine, endpoint=s3.endpoint)
+    assert keys(store) == ["a/b"]
+    store.close()
+
+
+def test_engines():
+    with pytest.raises(UsageError, match="botocore or fsspec"):
+        make("s3://b", engine="nonsense")
+
+
 def test_options_of_s3fs():
     with pytest.raises(UsageError, match="part_count"):
         make("s3://b", engine="fsspec", part_count="9")
