@@ -51,7 +51,6 @@ class Connection:
         self._lock = threading.Lock()
         self._region: str | None = options.text("region")
         self._renewed_at = 0.0
-        self._signs_payload = False
         self._client: Any = self._make()
 
     @property
@@ -97,13 +96,6 @@ class Connection:
         with self._lock:
             if self._client is client:
                 self._region = region
-                self._client = self._make()
-
-    def sign_payload(self) -> None:
-        """Have the store compare each body with a SHA-256 from now on: reads it twice."""
-        with self._lock:
-            if not self._signs_payload:
-                self._signs_payload = True
                 self._client = self._make()
 
     def renew(self) -> None:
@@ -158,10 +150,7 @@ class Connection:
             verify=self._certificates(),
             config=Config(
                 signature_version=UNSIGNED if options.flag("anonymous") else None,
-                s3={
-                    "addressing_style": addressing,
-                    "payload_signing_enabled": self._signs_payload,
-                },
+                s3={"addressing_style": addressing, "payload_signing_enabled": False},
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",

@@ -14,7 +14,7 @@ from mxconvert.store.base import Blob, ObjectInfo, PartLimits
 from mxconvert.store.options import S3_OPTIONS, Checksum
 from mxconvert.store.s3.connection import Connection
 from mxconvert.store.s3.faults import translated
-from mxconvert.store.s3.uploads import Uploads, base64_of
+from mxconvert.store.s3.uploads import Uploads, base64_of, md5_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,8 +50,6 @@ class S3Store(Uploads):
             object_size=int(options.number("max_object_size", _LARGEST)),
         )
         self._payer = "requester" if options.flag("requester_pays") else None
-        if not self.sends_checksums:
-            self._connection.sign_payload()
 
     @property
     def label(self) -> str:
@@ -216,6 +214,7 @@ class S3Store(Uploads):
                 Key=self._full(key),
                 Body=data,
                 ChecksumCRC64NVME=crc if checks else None,
+                ContentMD5=None if checks else md5_of([data]),
                 **arguments,
             )
         )
@@ -224,7 +223,7 @@ class S3Store(Uploads):
         """Do a request with checksums, or without them.
 
         A store that refuses them is asked without, from then on, where the user leaves
-        that open; the SHA-256 of the signature takes their place.
+        that open; Content-MD5, which all stores know, takes their place.
 
         Args:
             work: Makes the request, as often as it is called; its argument says whether
@@ -241,7 +240,6 @@ class S3Store(Uploads):
         result = work(False)
         self.sends_checksums = False
         self.dropped_checksums = True
-        self._connection.sign_payload()
         return result
 
     def copy(self, source: str, key: str, identity: Identity) -> None:
