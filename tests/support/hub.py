@@ -109,8 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def route(self, path: str, body: bytes) -> None:
         if path == "/api/validate-yaml":  # of a model card, before it is committed
-            self.json({"errors": [], "warnings": []})
-            return
+            return self.json({"errors": [], "warnings": []})
         parts = path.removeprefix("/api/models").strip("/").split("/")
         name = "/".join(parts[:2]).removesuffix(".git")
         if name not in self.hub.repositories:
