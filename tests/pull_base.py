@@ -233,6 +233,20 @@ class Place:
         fail_cleanly(result, status, *mentions)
         return result
 
+    def leave_unfinished(self) -> None:
+        """Leave a pull in which the weights have come in part, and all that waits for nothing."""
+        from tests.support.faults import access_denied
+
+        rule = self.proxy.add(access_denied(), "GetObject", key=f"*/{WEIGHTS}", skip=1)
+        self.fails(6, WEIGHTS, options=("-j", "1"))
+        self.proxy.remove(rule)
+        self.pull(None, "--include", "*.json", "--include", "*.zst").ok()
+        self.proxy.settle()
+        self.proxy.log.clear()
+        assert (self.target / "config.json").exists()
+        assert (self.target / (WEIGHTS + ".partial")).exists()
+        assert not (self.target / INDEX).exists()
+
     def fetched(self, path: str = "*") -> int:
         """Return the bytes of files that the proxy has sent, the manifest and tags left out."""
         self.proxy.settle()
