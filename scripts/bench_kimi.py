@@ -44,6 +44,7 @@ from tests.support.kimi_k3 import read_config, write_twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import ModuleType
 
     from mxconvert.events import Event
 
@@ -140,12 +141,18 @@ class NullWriter:
 
 def replace_what_takes_bytes() -> None:
     """Put the stand-ins in place, in this process."""
-    run.SourceReader = NullReader  # type: ignore[misc]
-    run.Quantizer = NullQuantizer  # type: ignore[misc]
-    job.WeightFileWriter = NullWriter  # type: ignore[assignment,misc]
-    job._Running = NullRunning  # type: ignore[assignment,misc]  # noqa: SLF001
-    job.xxh3_128 = NullHash  # type: ignore[assignment]
-    destination.check_space = lambda *_: None  # type: ignore[assignment]
+    stand_ins: list[tuple[ModuleType, str, object]] = [
+        (run, "SourceReader", NullReader),
+        (run, "Quantizer", NullQuantizer),
+        (job, "WeightFileWriter", NullWriter),
+        (job, "_Running", NullRunning),
+        (job, "xxh3_128", NullHash),
+        (destination, "check_space", lambda *_: None),
+    ]
+    for module, name, stand_in in stand_ins:
+        if not hasattr(module, name):
+            raise AssertionError(f"{module.__name__} has no {name} to replace")
+        setattr(module, name, stand_in)
 
 
 class Watch:
@@ -177,7 +184,7 @@ def profiled(call: Callable[[], Any]) -> Any:
     work = engine.Engine._work  # noqa: SLF001  (the thread's main function)
 
     def work_profiled(self: engine.Engine) -> None:
-        profiler.runcall(work, self)
+        profiler.runcall(work, self)  # type: ignore[no-untyped-call]
 
     engine.Engine._work = work_profiled  # type: ignore[method-assign]  # noqa: SLF001
     result = call()
