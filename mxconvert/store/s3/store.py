@@ -49,6 +49,7 @@ class S3Store(Uploads):
             count=int(options.number("part_count", 10_000)),
             object_size=int(options.number("max_object_size", _LARGEST)),
         )
+        self._has_tags = True
         self._payer = "requester" if options.flag("requester_pays") else None
 
     @property
@@ -100,8 +101,10 @@ class S3Store(Uploads):
         except StoreError as error:
             if error.fault not in (StoreFault.REFUSED, StoreFault.DENIED):
                 raise
-        self._call("get_object", key, **arguments)["Body"].close()
-        return self._call("head_object", key, **arguments)
+            self._call("get_object", key, **arguments)["Body"].close()
+            raise StoreError(
+                StoreFault.TRANSIENT, f"{error.message}, though it gives the object"
+            ) from error
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
         """See `Store.open`.
@@ -114,17 +117,25 @@ class S3Store(Uploads):
             key,
             Key=self._full(key),
             Range=f"bytes={begin}-{end - 1}",
-            IfMatch=etag,
+            IfMatch=etag if self._has_tags else None,
         )
-        if etag is not None and answer.get("ETag") not in (None, etag):
+        if self._has_tags and etag is not None and answer.get("ETag") not in (None, etag):
             answer["Body"].close()
-            raise StoreError(
-                StoreFault.CHANGED,
-                f"{self.url(key)}: the object was replaced: its tag was {etag}, is "
-                f"{answer.get('ETag')}",
-            )
+            self._refuse_change(key, etag)
+            return self.open(key, begin, end, None)
         whole = answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL
         return S3Body(answer["Body"], self.url(key), begin if whole else 0)
+
+    def _refuse_change(self, key: str, etag: str) -> None:
+        """Raise if an object was replaced, unless the store tags each answer differently."""
+        first, second = self.head(key).etag, self.head(key).etag
+        if first != second:
+            self._has_tags = False
+            return
+        raise StoreError(
+            StoreFault.CHANGED,
+            f"{self.url(key)}: the object was replaced: its tag was {etag}, is {first}",
+        )
 
     def get(self, key: str, limit: int) -> Blob:
         """See `Store.get`."""
