@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.pull_base import Place
+    from tests.push_base import Site
     from tests.support.faults import FaultProxy
     from tests.support.large import LargeArtifact
     from tests.support.seaweed import S3Server
@@ -117,3 +118,20 @@ def place(
     for name, value in proxy.environment().items():
         monkeypatch.setenv(name, value)
     return Place(s3=s3, bucket=bucket, proxy=proxy, folder=tmp_path, target=tmp_path / "target")
+
+
+@pytest.fixture
+def site(s3: S3Server, bucket: str, proxy: FaultProxy) -> Site:
+    """A bucket behind the proxy, to push to."""
+    from tests.push_base import Site
+
+    return Site(s3=s3, bucket=bucket, proxy=proxy)
+
+
+@pytest.fixture
+def published(site: Site, large: LargeArtifact) -> LargeArtifact:
+    """``large`` in ``site``; the proxy's log is empty."""
+    site.push(large).ok()
+    site.proxy.settle()
+    site.proxy.log.clear()
+    return large

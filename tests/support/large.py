@@ -33,6 +33,7 @@ PART = 5 * MIB
 """The smallest part that S3 takes, and what files with small chunks are cut into."""
 
 QUICK = ("--store-option", "read_timeout=2", "--store-option", "connect_timeout=2")
+"""For requests that are never answered; a loaded machine may need longer for others."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,17 @@ def make_large(folder: Path, model: Model | None = None, chunk_size: int = CHUNK
     return chunked(folder / "artifact", chunk_size)
 
 
-def at_store(command: str, *args: object, env: Mapping[str, str], retry: str = "5s") -> Result:
-    """Run a command in this process with short limits of time at a store."""
-    quick = (*QUICK, "--retry-for", retry) if command in {"push", "pull", "list", "gc"} else ()
+def at_store(command: str, *args: object, env: Mapping[str, str], retry: str = "20s") -> Result:
+    """Run a command in this process that talks to a store.
+
+    Args:
+        command: Its name.
+        args: Its arguments.
+        env: What leads it to the store.
+        retry: After how long without progress it gives up.
+    """
     with mock.patch.dict(os.environ, env):
-        return shell(command, *args, *quick)
+        return shell(command, *args, "--retry-for", retry)
 
 
 def json_lines(result: Result, kind: str) -> list[dict[str, Any]]:
