@@ -35,7 +35,15 @@ from mxconvert.bench.workspace import workspace
 from mxconvert.digest import CHUNK_SIZE, ChunkDigest, FileDigest
 from mxconvert.events import FileFinished, Started
 from mxconvert.model import Options, OutputFile, Plan
-from mxconvert.pipeline import RunOptions, destination, engine, job, quantize_checkpoint, run
+from mxconvert.pipeline import (
+    RunOptions,
+    RunResult,
+    destination,
+    engine,
+    job,
+    quantize_checkpoint,
+    run,
+)
 from mxconvert.pipeline.slots import resident_bytes
 from mxconvert.plan import build_plan
 from mxconvert.quantize import ErrorSums, NonFinite, Quantizer
@@ -184,7 +192,7 @@ def profiled(call: Callable[[], Any]) -> Any:
     work = engine.Engine._work  # noqa: SLF001  (the thread's main function)
 
     def work_profiled(self: engine.Engine) -> None:
-        profiler.runcall(work, self)  # type: ignore[no-untyped-call]
+        profiler.runcall(work, self)
 
     engine.Engine._work = work_profiled  # type: ignore[method-assign]  # noqa: SLF001
     result = call()
@@ -206,9 +214,10 @@ def measure(work: Path, args: argparse.Namespace) -> dict[str, Any]:
         statistics=not args.no_statistics,
         only=tuple(file.name for file in some(plan, args.files)),
     )
-    convert = lambda: quantize_checkpoint(  # noqa: E731
-        checkpoint, plan, target, options, report=watch
-    )
+
+    def convert() -> RunResult:
+        return quantize_checkpoint(checkpoint, plan, target, options, report=watch)
+
     result = profiled(convert) if args.profile else convert()
     end = time.process_time()
     made = some(plan, args.files)
