@@ -33,7 +33,8 @@ _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0
 _RENEW_EVERY_SECONDS = 1.0
 _STYLES = {"path": "path", "virtual": "virtual"}
 _REDIRECTS = frozenset({"301", "307", "PermanentRedirect", "TemporaryRedirect"})
-_USER = re.compile(r"//[^/\s\"']*@")
+_SCHEMES = frozenset({"http", "https"})
+_USER = re.compile(r"[^/\s\"']*@")
 _OTHER_REGION = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
 
 
@@ -82,7 +83,24 @@ class Connection:
                 if region is None:
                     raise
                 self._move(client, region, where)
-                result = getattr(self._client, name)(**given)
+                result = self._again(name, where, given, client.meta.region_name)
+        return result
+
+    def _again(self, name: str, where: str, given: dict[str, Any], before: str) -> dict[str, Any]:
+        """Make a request in the region that the store has named."""
+        client = self._client
+        try:
+            result: dict[str, Any] = getattr(client, name)(**given)
+        except boto.ClientError as error:
+            region = _other_region(error, client.meta.region_name)
+            if region is None and not _is_redirect(error):
+                raise
+            raise StoreError(
+                StoreFault.REFUSED,
+                f"{where}: the store sends from region {before} to {client.meta.region_name}, and "
+                f"from there to {region or client.meta.region_name}",
+                hint="pass --store-option region=REGION, and endpoint=URL if it has its own",
+            ) from error
         return result
 
     def _move(self, client: Any, region: str, where: str) -> None:
@@ -112,10 +130,13 @@ class Connection:
     # ------------------------------------------------------------------------- the client
 
     def _make(self) -> Any:
+        style = self._options.text("addressing")
+        if style is not None and style not in _STYLES:
+            raise UsageError(f"--store-option addressing={style}: expected path or virtual")
         try:
-            client = self._create(_STYLES.get(self._options.text("addressing") or "", "auto"))
+            client = self._create(_STYLES.get(style or "", "auto"))
             host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
-            if not host.endswith(_AMAZON) and self._options.text("addressing") is None:
+            if not host.endswith(_AMAZON) and style is None:
                 # Buckets as host names need DNS and certificates that private stores lack.
                 client.close()
                 client = self._create("path")
@@ -129,7 +150,13 @@ class Connection:
                 hint="an endpoint is a URL with its scheme, for example https://s3.example.com",
                 code="bad-endpoint",
             ) from None
-        if "@" in urlsplit(str(client.meta.endpoint_url)).netloc:
+        parts = urlsplit(str(client.meta.endpoint_url))
+        if parts.scheme not in _SCHEMES:
+            raise UsageError(
+                f"s3: the endpoint is no URL of http or https: {parts.scheme}://{parts.hostname}",
+                code="bad-endpoint",
+            )
+        if "@" in parts.netloc:
             raise UsageError(
                 "s3: the endpoint's URL has a user or a password, which would not be used",
                 hint="S3 takes keys from AWS_PROFILE or AWS_ACCESS_KEY_ID",
@@ -175,8 +202,12 @@ class Connection:
 
 
 def _without_secrets(text: str) -> str:
-    """Take user and password out of the URLs in a text."""
-    return _USER.sub("//", text)
+    """Take what may be user and password of a URL out of a text."""
+    return _USER.sub("", text)
+
+
+def _is_redirect(error: boto.ClientError) -> bool:
+    return str(error.response["ResponseMetadata"].get("HTTPStatusCode")) in _REDIRECTS
 
 
 def _other_region(error: boto.ClientError, region: str) -> str | None:
