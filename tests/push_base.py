@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.support import fail_cleanly, run_cli, snapshot, start_cli
-from tests.support.large import INDEX, MANIFEST, LargeArtifact, at_store, describe
+from tests.support.large import INDEX, MANIFEST, LargeArtifact, at_store, chunked, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -151,6 +151,19 @@ def copy_of(artifact: LargeArtifact, folder: Path) -> LargeArtifact:
     """Return a copy of an artifact, to be changed; large files cost no space."""
     shutil.copytree(artifact.folder, folder, copy_function=shutil.copy)
     return describe(folder)
+
+
+def changed_sidecar(artifact: LargeArtifact, folder: Path) -> LargeArtifact:
+    """Return another version, whose README.md is longer."""
+    shutil.copytree(artifact.folder, folder)
+    with (folder / "README.md").open("ab") as file:
+        file.write(b"longer than before\n")
+    return chunked(folder)
+
+
+def manifest_size(artifact: LargeArtifact) -> int:
+    """Return the bytes of an artifact's manifest."""
+    return (artifact.folder / MANIFEST).stat().st_size
 
 
 def flip(path: Path, offset: int) -> None:

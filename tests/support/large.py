@@ -74,7 +74,7 @@ class LargeArtifact:
 
 
 def chunked(folder: Path, chunk_size: int = CHUNK) -> LargeArtifact:
-    """Cut the digests of an artifact into smaller chunks; return what it is now."""
+    """Write an artifact's manifest anew, for what its files hold now, with smaller chunks."""
     import xxhash
     from awscrt.checksums import crc64nvme
 
@@ -84,10 +84,16 @@ def chunked(folder: Path, chunk_size: int = CHUNK) -> LargeArtifact:
     for entry in document["files"]:
         data = memoryview((folder / entry["path"]).read_bytes())
         pieces = [data[at : at + chunk_size] for at in range(0, len(data), chunk_size)]
+        entry |= {
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "crc64nvme": f"{crc64nvme(data):016x}",
+        }
         entry["chunks"] = {
             "crc64nvme": [f"{crc64nvme(piece):016x}" for piece in pieces],
             "xxh3_128": [xxhash.xxh3_128_hexdigest(piece) for piece in pieces],
         }
+    document["totals"]["file_bytes"] = sum(entry["size"] for entry in document["files"])
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     return describe(folder)
