@@ -274,3 +274,18 @@ def summary(result: Result) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(result.ok().stdout.splitlines()[-1])
     assert found["type"] == "summary"
     return found
+
+
+COMMANDS = ("push", "pull", "verify", "list", "gc")
+
+
+def command(name: str, place: Place, artifact: Path, url: str, *options: object) -> Result:
+    """Run one of the commands that talk to a store; ``artifact`` is what push sends."""
+    arguments = {
+        "push": ("push", artifact, url, *QUICK),
+        "pull": ("pull", url, place.target, *QUICK),
+        "verify": ("verify", url, *QUICK),
+        "list": ("list", url, *QUICK),
+        "gc": ("gc", url, *QUICK),
+    }
+    return shell(*arguments[name], *options)

@@ -53,6 +53,7 @@ class Connection:
         self._region: str | None = options.text("region")
         self._renewed_at = 0.0
         self._client: Any = self._make()
+        self._first_region = str(self._client.meta.region_name)
 
     @property
     def endpoint(self) -> str:
@@ -81,27 +82,38 @@ class Connection:
             except boto.ClientError as error:
                 region = _other_region(error, client.meta.region_name)
                 if region is None:
+                    self._refuse_redirect(error, client, where)
                     raise
                 self._move(client, region, where)
-                result = self._again(name, where, given, client.meta.region_name)
+                result = self._again(name, where, given)
         return result
 
-    def _again(self, name: str, where: str, given: dict[str, Any], before: str) -> dict[str, Any]:
+    def _again(self, name: str, where: str, given: dict[str, Any]) -> dict[str, Any]:
         """Make a request in the region that the store has named."""
         client = self._client
         try:
             result: dict[str, Any] = getattr(client, name)(**given)
         except boto.ClientError as error:
-            region = _other_region(error, client.meta.region_name)
-            if region is None and not _is_redirect(error):
-                raise
+            self._refuse_redirect(error, client, where)
+            raise
+        return result
+
+    def _refuse_redirect(self, error: boto.ClientError, client: Any, where: str) -> None:
+        """Say between which regions a store sends to and fro; other errors pass.
+
+        Raises:
+            StoreError: Naming both.
+        """
+        status = str(error.response["ResponseMetadata"].get("HTTPStatusCode"))
+        here = client.meta.region_name
+        region = _other_region(error, here)
+        if status in _REDIRECTS or region:
             raise StoreError(
                 StoreFault.REFUSED,
-                f"{where}: the store sends from region {before} to {client.meta.region_name}, and "
-                f"from there to {region or client.meta.region_name}",
-                hint="pass --store-option region=REGION, and endpoint=URL if it has its own",
+                f"{where}: the store sends from region {self._first_region} to {here}, and there "
+                f"it answers {status}, {f'go to {region}' if region else 'go elsewhere'}",
+                hint="pass --store-option region=REGION, and endpoint=URL if that has its own",
             ) from error
-        return result
 
     def _move(self, client: Any, region: str, where: str) -> None:
         if not region:
@@ -204,10 +216,6 @@ class Connection:
 def _without_secrets(text: str) -> str:
     """Take what may be user and password of a URL out of a text."""
     return _USER.sub("", text)
-
-
-def _is_redirect(error: boto.ClientError) -> bool:
-    return str(error.response["ResponseMetadata"].get("HTTPStatusCode")) in _REDIRECTS
 
 
 def _other_region(error: boto.ClientError, region: str) -> str | None:
