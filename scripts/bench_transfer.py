@@ -14,8 +14,8 @@ turns. ``sink`` is an nginx that only looks like S3, so that the client is the b
 A row gives medians over the rounds: MB/s (10^6 bytes per second of the whole process), for the
 disk also until fsync of all files returned, CPU seconds per GB (10^9) of the client's processes
 and not the server's, and the most memory that they ever held together. A model of a few kB is
-moved too, once per round: what that takes is the start of a client, and the columns "without
-start" are what a long transfer sees.
+moved too, right before each run: what that takes is the start of a client, and the columns
+"without start" (for the disk, with fsync) are what a long transfer sees.
 
 After each run, outside of the time, the SHA-256 of everything that arrived is compared with the
 source's; bytes kept in memory are compared once per client, in a run of its own. A client that
@@ -90,7 +90,7 @@ def measure_server(
                     continue
                 said = f"{server.name}, round {number + 1}, {tables.WORDS[case]}: {client.name}"
                 print(said, file=sys.stderr, flush=True)
-                for material in args.materials:
+                for material in reversed(args.materials):
                     bench.measure(case, client, server, material, number)
             yield
 

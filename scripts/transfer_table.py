@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 MB, GB = 10**6, 10**9
 PEAK_MB, CPU_FACTOR, SPEED, FACTOR_S3FS = 400, 1.3, 0.9, 2.5
@@ -49,7 +49,8 @@ class Row:
     Attributes:
         mb_s: Bytes over the whole process.
         synced_mb_s: The same until the disk has them.
-        net_mb_s: Without the time that moving a small model takes: what a long transfer sees.
+        net_mb_s: As ``synced_mb_s``, without the time that moving a small model took in the
+            same round: what a long transfer sees.
         cpu_s_per_gb: Of the whole process.
         net_cpu_s_per_gb: Without those of the small model.
         start_s: What the small model takes.
@@ -70,29 +71,34 @@ class Row:
     load: float
 
 
-def row(samples: list[Sample], starts: list[Sample]) -> Row:
-    """Return the medians of a client in a case; ``starts`` moved the small model."""
+def row(samples: list[Sample], starts: dict[int, Sample]) -> Row:
+    """Return the medians of a client in a case.
+
+    Args:
+        samples: Its runs.
+        starts: Its runs with the small model, by round; load changes, so each is compared
+            with the run beside it.
+    """
     first = samples[0]
+    pairs = [(sample, starts[sample.number]) for sample in samples]
+    size = first.num_bytes - pairs[0][1].num_bytes
 
-    def median(of: Callable[[Sample], float], among: Iterable[Sample] = samples) -> float:
-        return statistics.median(map(of, among))
+    def median(of: Callable[[Sample, Sample], float]) -> float:
+        return statistics.median(of(*pair) for pair in pairs)
 
-    size = first.num_bytes - starts[0].num_bytes
-    start_s = median(lambda s: s.wall_s, starts)
-    start_cpu = median(lambda s: s.cpu_s, starts)
     return Row(
         server=first.server,
         case=first.case,
         client=first.client,
         runs=len(samples),
-        mb_s=median(lambda s: s.num_bytes / MB / s.wall_s),
-        synced_mb_s=median(lambda s: s.num_bytes / MB / s.synced_s),
-        net_mb_s=median(lambda s: size / MB / max(s.wall_s - start_s, 1e-9)),
-        cpu_s_per_gb=median(lambda s: s.cpu_s / s.num_bytes * GB),
-        net_cpu_s_per_gb=median(lambda s: max(s.cpu_s - start_cpu, 0) / size * GB),
-        start_s=start_s,
+        mb_s=median(lambda s, _: s.num_bytes / MB / s.wall_s),
+        synced_mb_s=median(lambda s, _: s.num_bytes / MB / s.synced_s),
+        net_mb_s=median(lambda s, start: size / MB / max(s.synced_s - start.synced_s, 1e-9)),
+        cpu_s_per_gb=median(lambda s, _: s.cpu_s / s.num_bytes * GB),
+        net_cpu_s_per_gb=median(lambda s, start: max(s.cpu_s - start.cpu_s, 0) / size * GB),
+        start_s=median(lambda _, start: start.synced_s),
         peak_mb=max(s.peak_mb for s in samples),
-        load=median(lambda s: s.load),
+        load=median(lambda s, _: s.load),
     )
 
 
@@ -102,13 +108,14 @@ def rows(samples: list[Sample], starts: list[Sample]) -> list[Row]:
     def key(sample: Sample) -> tuple[str, str, str]:
         return sample.server, sample.case, sample.client
 
+    start_of: dict[tuple[str, str, str], dict[int, Sample]] = {}
+    for sample in starts:
+        start_of.setdefault(key(sample), {})[sample.number] = sample
     by_key: dict[tuple[str, str, str], list[Sample]] = {}
     for sample in samples:
-        by_key.setdefault(key(sample), []).append(sample)
-    start_of: dict[tuple[str, str, str], list[Sample]] = {}
-    for sample in starts:
-        start_of.setdefault(key(sample), []).append(sample)
-    found = [row(group, start_of[k]) for k, group in by_key.items() if k in start_of]
+        if sample.number in start_of.get(key(sample), {}):
+            by_key.setdefault(key(sample), []).append(sample)
+    found = [row(group, start_of[place]) for place, group in by_key.items()]
     order = list(dict.fromkeys((r.server, r.case) for r in found))
     return sorted(found, key=lambda r: (order.index((r.server, r.case)), -r.mb_s))
 
