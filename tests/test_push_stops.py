@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.push_base import copy_of
 from tests.support import Running, fail_cleanly
-from tests.support.faults import NeverAnswer, Stall, internal_error
+from tests.support.faults import Call, NeverAnswer, Stall, internal_error
 from tests.support.large import MIB, PART, LargeArtifact, json_lines, summary
-from tests.support.runs import arm
+from tests.support.runs import arm, go_on, wait_stopped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +105,37 @@ def test_a_signal_ends_a_push(
         site.assert_unpublished(large)
     summary(site.push(large))
     site.assert_published(large)
+
+
+def test_a_file_that_is_replaced_during_the_push(
+    site: Site, large: LargeArtifact, tmp_path: Path
+) -> None:
+    """Before its parts are read: by its name it is another file."""
+    changed = copy_of(large, tmp_path / "copy")
+    path = tmp_path / "copy" / changed.largest
+    with site.start(changed, env=arm("push.upload-begun=stop")) as running:
+        wait_stopped(running)
+        path.rename(tmp_path / "old")  # keeps its inode, so that the new file has another
+        path.write_bytes((tmp_path / "old").read_bytes())
+        result = go_on(running)
+    fail_cleanly(result, 4, changed.largest, "was replaced or resized during the push")
+    site.assert_unpublished(large)
+
+
+@pytest.mark.parametrize("checksum", ["auto", "when-required"])
+def test_a_file_that_shrinks_while_it_is_sent(
+    site: Site, large: LargeArtifact, tmp_path: Path, checksum: str
+) -> None:
+    """No half-read file, no SIGBUS, no retries: the file is named at once."""
+    changed = copy_of(large, tmp_path / "copy")
+    path = tmp_path / "copy" / changed.largest
+    cut = Call(lambda _exchange: os.truncate(path, 2 * PART + 100))
+    site.proxy.add(cut, "UploadPart", where=lambda r: r.query["partNumber"] == "3")
+    result = site.fails(
+        changed, 4, changed.largest, options=("--checksum", checksum, "--jobs", "3"), retry="60s"
+    )
+    assert result.seconds < 30
+    site.assert_unpublished(large)
 
 
 STALLS: dict[str, tuple[Action, str, str]] = {
