@@ -155,6 +155,14 @@ class Published:
         if INDEX in final:
             assert final == self.files.keys() - {MANIFEST_NAME}
 
+    def assert_honest(self, folder: Path) -> None:
+        """A folder says no more than is true: it is whole, or has no manifest."""
+        found = contents(folder)
+        if MANIFEST_NAME not in found:
+            self.assert_unfinished(folder)
+            return
+        assert {path: found.get(path) for path in self.files} == self.files
+
 
 @dataclass(kw_only=True)
 class Place:
@@ -250,6 +258,10 @@ class Place:
     def fetched(self, path: str = "*") -> int:
         """Return the bytes of files that the proxy has sent, the manifest and tags left out."""
         self.proxy.settle()
+        return self.sent(path)
+
+    def sent(self, path: str = "*") -> int:
+        """Return what `fetched` does, so far: requests may be under way."""
         return sum(
             record.sent
             for record in self.proxy.requests("GetObject", key=f"*/{path}")
