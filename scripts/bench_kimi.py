@@ -35,7 +35,15 @@ from mxconvert.bench.workspace import workspace
 from mxconvert.digest import CHUNK_SIZE, ChunkDigest, FileDigest
 from mxconvert.events import FileFinished, Started
 from mxconvert.model import Options, OutputFile, Plan
-from mxconvert.pipeline import RunOptions, destination, engine, job, quantize_checkpoint, run
+from mxconvert.pipeline import (
+    RunOptions,
+    RunResult,
+    destination,
+    engine,
+    job,
+    quantize_checkpoint,
+    run,
+)
 from mxconvert.pipeline.slots import resident_bytes
 from mxconvert.plan import build_plan
 from mxconvert.quantize import ErrorSums, NonFinite, Quantizer
@@ -44,6 +52,7 @@ from tests.support.kimi_k3 import read_config, write_twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import ModuleType
 
     from mxconvert.events import Event
 
@@ -140,12 +149,18 @@ class NullWriter:
 
 def replace_what_takes_bytes() -> None:
     """Put the stand-ins in place, in this process."""
-    run.SourceReader = NullReader  # type: ignore[misc]
-    run.Quantizer = NullQuantizer  # type: ignore[misc]
-    job.WeightFileWriter = NullWriter  # type: ignore[assignment,misc]
-    job._Running = NullRunning  # type: ignore[assignment,misc]  # noqa: SLF001
-    job.xxh3_128 = NullHash  # type: ignore[assignment]
-    destination.check_space = lambda *_: None  # type: ignore[assignment]
+    stand_ins: list[tuple[ModuleType, str, object]] = [
+        (run, "SourceReader", NullReader),
+        (run, "Quantizer", NullQuantizer),
+        (job, "WeightFileWriter", NullWriter),
+        (job, "_Running", NullRunning),
+        (job, "xxh3_128", NullHash),
+        (destination, "check_space", lambda *_: None),
+    ]
+    for module, name, stand_in in stand_ins:
+        if not hasattr(module, name):
+            raise AssertionError(f"{module.__name__} has no {name} to replace")
+        setattr(module, name, stand_in)
 
 
 class Watch:
@@ -199,9 +214,10 @@ def measure(work: Path, args: argparse.Namespace) -> dict[str, Any]:
         statistics=not args.no_statistics,
         only=tuple(file.name for file in some(plan, args.files)),
     )
-    convert = lambda: quantize_checkpoint(  # noqa: E731
-        checkpoint, plan, target, options, report=watch
-    )
+
+    def convert() -> RunResult:
+        return quantize_checkpoint(checkpoint, plan, target, options, report=watch)
+
     result = profiled(convert) if args.profile else convert()
     end = time.process_time()
     made = some(plan, args.files)

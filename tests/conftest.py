@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.pull_base import Place
+    from tests.push_base import Site
     from tests.support.faults import FaultProxy
     from tests.support.large import LargeArtifact
     from tests.support.seaweed import S3Server
@@ -100,3 +102,36 @@ def proxy(s3: S3Server) -> Iterator[FaultProxy]:
 
     with FaultProxy(s3) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def place(
+    s3: S3Server,
+    bucket: str,
+    proxy: FaultProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Place:
+    """Where artifacts are published and pulled from, through ``proxy``, also in this process."""
+    from tests.pull_base import Place
+
+    for name, value in proxy.environment().items():
+        monkeypatch.setenv(name, value)
+    return Place(s3=s3, bucket=bucket, proxy=proxy, folder=tmp_path, target=tmp_path / "target")
+
+
+@pytest.fixture
+def site(s3: S3Server, bucket: str, proxy: FaultProxy) -> Site:
+    """A bucket behind the proxy, to push to."""
+    from tests.push_base import Site
+
+    return Site(s3=s3, bucket=bucket, proxy=proxy)
+
+
+@pytest.fixture
+def published(site: Site, large: LargeArtifact) -> LargeArtifact:
+    """``large`` in ``site``; the proxy's log is empty."""
+    site.push(large).ok()
+    site.proxy.settle()
+    site.proxy.log.clear()
+    return large

@@ -31,6 +31,7 @@ PLAN_OPTIONS = {
 }  # fmt: skip
 COMMON = {"--json", "--debug"}
 WORKING = COMMON | {"--jobs", "-j", "--quiet", "-q"}
+STORE = {"--store-option", "--retry-for"}
 COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "inspect": (["src"], COMMON | {"--scope", "--recipe", "--unindexed", "--tensors"}),
     "plan": (["src"], PLAN_OPTIONS | COMMON | {"--strict"}),
@@ -54,11 +55,31 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     ),
     "report": (["target"], WORKING | {"--html", "--jsonl", "--sample", "--source", "--top"}),
     "diff": (["a", "b"], WORKING | {"--exit-code", "--no-read", "--top", "--values"}),
+    "push": (
+        ["folder", "url"],
+        WORKING
+        | STORE
+        | {
+            "--tag", "--no-latest", "--flat", "--no-reuse", "--part-size", "--checksum",
+            "--dry-run", "--metrics-file", "--limit-rate",
+        },
+    ),
+    "pull": (
+        ["url", "folder"],
+        WORKING
+        | STORE
+        | {
+            "--include", "--expect-id", "--sha256", "--overwrite", "--wait", "--break-lock",
+            "--metrics-file", "--limit-rate",
+        },
+    ),
+    "list": (["url"], COMMON | STORE | {"--jobs", "-j"}),
+    "gc": (["url"], WORKING | STORE | {"--delete", "--older-than"}),
     "bench": (
         [],
         WORKING | {"--backend", "--checkpoint-size", "--folder", "--quick", "--source"},
     ),
-    "doctor": (["folder"], COMMON | {"--backend"}),
+    "doctor": (["place"], COMMON | STORE | {"--backend", "--checksum"}),
 }  # fmt: skip
 
 

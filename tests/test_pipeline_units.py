@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mxconvert.errors import Interrupted, LocalError, SourceError, UsageError
+from mxconvert.errors import Interrupted, LocalError, MissingExtraError, SourceError, UsageError
 from mxconvert.events import Advanced, Event, FileFinished, ignore
 from mxconvert.model import Action, FileRole, Item, Options, OutputFile, TensorInfo
 from mxconvert.pipeline.engine import MOST_CLOSING, Engine
@@ -28,7 +28,7 @@ from mxconvert.pipeline.pieces import (
 )
 from mxconvert.pipeline.slots import Budget, Needs, plan_budget
 from mxconvert.plan import build_plan
-from mxconvert.quantize import Quantizer, load_backend
+from mxconvert.quantize import Quantizer, compiling, load_backend
 from mxconvert.source import SourceReader, open_checkpoint
 from mxconvert.stop import StopToken
 from tests.support.models import bf16_model
@@ -471,3 +471,27 @@ def test_signal_between_files(bench: Bench) -> None:
     assert caught.value.exit_status == 130
     assert bench.left == set(bench.recorded)
     assert bench.left
+
+
+# --------------------------------------------------------------------------- the kernel, early
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_the_kernel_is_compiled_meanwhile(sums, monkeypatch):
+    """Once for the run, under the rule and the kind of kernel that it will use."""
+    calls = []
+    monkeypatch.setattr(
+        Quantizer, "quantize", lambda self, *_, sums: calls.append((self._rule, sums is not None))
+    )
+    with compiling("numpy", "even", sums=sums):
+        pass
+    assert calls == [("even", sums)]
+
+
+def test_a_backend_that_is_missing_is_left_to_the_run(monkeypatch):
+    def refuse(name):
+        raise MissingExtraError(f"backend {name}")
+
+    monkeypatch.setattr("mxconvert.quantize.load_backend", refuse)
+    with compiling("llvm", "mse", sums=True):
+        pass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +21,13 @@ from mxconvert.stop import StopToken
 from mxconvert.verify import Level, VerifyOptions, VerifyReport, verify_artifact, verify_remote
 from tests.support import Tensor, shell
 from tests.support.faults import (
+    Action,
     ChangeETag,
     CutBody,
     Flip,
     HideKeys,
     IgnoreRange,
+    Stall,
     StripChecksums,
     access_denied,
     etag_base64,
@@ -142,6 +146,7 @@ def test_an_untouched_artifact_passes(check, published, made, level, version) ->
     assert report.notes == ()
     assert report.target == url
     assert report.artifact_id == found
+    assert report.location == f"s3://{published}/m/{found[:16]}"
     local = verify_artifact(made, VerifyOptions(level=Level(level)))
     for name in ("files_listed", "tensors", *(["tensors_hashed"] if level == "digest" else [])):
         assert report.counts[name] == local.counts[name]
@@ -457,9 +462,9 @@ def test_extra_objects(check, s3, bucket, made) -> None:
     url = f"s3://{bucket}/m"
     report = check(url, "structure")
     assert report.ok
-    noted = [".DS_Store", ".git", "config.json~", "folder", "notes.txt"]
+    noted = [".DS_Store", ".git", "config.json~", "notes.txt"]  # a marker of a folder is nothing
     assert [note.path for note in report.notes] == noted
-    assert codes(check(url, "structure", strict=True)) == {"extra-file": 5}
+    assert codes(check(url, "structure", strict=True)) == {"extra-file": 4}
     for name in ("modeling_evil.py", "sub/model.safetensors", "sub/tokenizer.json"):
         s3.put(bucket, base + name, b"x")
     report = check(url, "digest")
@@ -468,6 +473,25 @@ def test_extra_objects(check, s3, bucket, made) -> None:
         report.findings[0].message
     )
     assert check(url, "structure", ignore=("*.py", "sub/")).ok
+
+
+def test_objects_that_no_folder_can_hold(check, proxy, published) -> None:
+    """They are not asked for: a client may make another key of `..`."""
+    from tests.support.faults.listing import edit
+
+    class Rename(Action):
+        def response(self, exchange, response) -> None:
+            edit(response, self._rename)
+
+        def _rename(self, root) -> None:
+            for key in root.iter("{http://s3.amazonaws.com/doc/2006-03-01/}Key"):
+                key.text = key.text.replace("config.json", "../config.json")
+                key.text = key.text.replace("README.md", "a//README.md")
+
+    proxy.add(Rename(), ("ListObjectsV2", "ListObjects"))
+    report = check(f"s3://{published}/m", "structure")
+    assert codes(report) == {"special-file": 2}
+    assert check(f"s3://{published}/m", "structure", ignore=("*",)).ok
 
 
 def test_a_store_that_does_not_list(check, proxy, published) -> None:
@@ -607,6 +631,19 @@ def test_a_signal_ends_it(check, published) -> None:
     with pytest.raises(Interrupted) as caught:
         check(f"s3://{published}/m", reporter=report, stop=stop, jobs=1)
     assert caught.value.exit_status == 143
+
+
+@pytest.mark.parametrize("name", [MANIFEST_NAME, "*.safetensors"])
+def test_a_signal_ends_it_though_the_store_hangs(check, proxy, published, name) -> None:
+    """Long before the time limit of a read."""
+    stop = StopToken()
+    stall = proxy.add(Stall(100), "GetObject", key=f"*/{name}", where=payload)
+    begin = time.monotonic()
+    threading.Timer(3.0, stop.set, (2,)).start()
+    with pytest.raises(Interrupted):
+        check(f"s3://{published}/m", stop=stop)
+    assert stall.fired
+    assert time.monotonic() - begin < 20
 
 
 # ------------------------------------------------------------------------- samples

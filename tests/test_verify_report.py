@@ -68,6 +68,7 @@ def test_json_document() -> None:
         "type": "verify",
         "ok": False,
         "target": "A",
+        "location": None,
         "level": "digest",
         "artifact_id": "0" * 64,
         "strict": False,

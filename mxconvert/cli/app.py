@@ -37,11 +37,9 @@ app = typer.Typer(
     "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
     "130/143 interrupted.",
 )
-for command in (inspect, plan, quantize, verify, report, diff, push, pull):
-    app.command()(command)
-app.command("list")(list_)
-for command in (gc, bench, doctor):
-    app.command()(command)
+_COMMANDS = (inspect, plan, quantize, verify, report, diff, push, pull, list_, gc, bench, doctor)
+for command in _COMMANDS:
+    app.command(command.__name__.rstrip("_"))(command)
 
 
 def _print_version(value: bool) -> None:

@@ -45,7 +45,7 @@ def list_(
             store_option=store_option,
         ) as (place, client),
     ):
-        _refuse_version(url, place.version)
+        _refuse_version(url, place.artifact_version)
         found = list_versions(client, display)
     if json:
         document = {
@@ -137,7 +137,7 @@ def gc(
             store_option=store_option,
         ) as (place, client),
     ):
-        _refuse_version(url, place.version)
+        _refuse_version(url, place.artifact_version)
         found = find_leftovers(client, grace, display)
         if delete:
             found = remove_leftovers(client, found, display)

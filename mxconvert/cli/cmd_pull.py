@@ -83,7 +83,7 @@ def pull(
         jobs=jobs,
     ) as run:
         options = PullOptions(
-            version=run.url.version,
+            version=run.url.artifact_version,
             expect_id=expect_id,
             include=tuple(include or ()),
             sha256=sha256,

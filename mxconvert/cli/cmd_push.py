@@ -90,7 +90,7 @@ def push(
         jobs=jobs,
         checksum=checksum,
     ) as run:
-        if run.url.version is not None:
+        if run.url.artifact_version is not None:
             raise UsageError(
                 f"URL {url}: a push makes its version itself",
                 hint=f"push to {run.url} and pass --tag {run.url.version}; a final slash makes "

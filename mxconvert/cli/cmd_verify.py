@@ -212,6 +212,7 @@ def _print(report: VerifyReport, *, quiet: bool) -> None:
     pairs = [
         ("result", "ok" if report.ok else f"FAILED, {len(report.findings)} findings"),
         ("artifact", report.artifact_id or "no manifest"),
+        *([("found at", report.location)] if report.location else []),
         ("level", str(report.level)),
         ("checked", counts or "nothing"),
     ]

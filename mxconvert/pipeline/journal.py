@@ -36,6 +36,7 @@ SCHEMA_VERSION = 1
 _JOURNAL = "journal.json"
 _FILES = "files"
 _STATISTICS = "statistics"
+_PULL, _CHUNKS = "pull.json", "chunks"  # of an unfinished pull into the same folder
 _SHOWN = 4
 _LONGEST = 200
 
@@ -139,8 +140,9 @@ class Journal:
             ) from error
 
     def discard(self) -> None:
-        """Forget every finished file; the lock stays."""
-        (self.folder / _JOURNAL).unlink(missing_ok=True)
+        """Forget every finished file, those of an unfinished pull too; the lock stays."""
+        for name in (_JOURNAL, _PULL):
+            remove_quietly(self.folder / name)
         self._remove_records()
 
     def remove(self) -> None:
@@ -165,7 +167,7 @@ class Journal:
             remove_quietly(path)
 
     def _remove_records(self) -> None:
-        for name in (_FILES, _STATISTICS):
+        for name in (_FILES, _STATISTICS, _CHUNKS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def remove_folder(self) -> None:

@@ -27,14 +27,20 @@ class OrderedLane:
         """Hand in task ``number``; every number from 0 on must come exactly once."""
         with self._lock:
             self._ready[number] = task
-        while True:
-            with self._lock:
-                if self._busy or self._next not in self._ready:
-                    return
-                self._busy = True
-                due = self._ready.pop(self._next)
+            due = self._take()
+        while due is not None:
             continuation = due()
             with self._lock:
                 self._next += 1
                 self._busy = False
             continuation()
+            with self._lock:
+                due = self._take()
+
+    def _take(self) -> Task | None:
+        """Return the next task if it is there and may run; the lane is busy with it then."""
+        if self._busy:
+            return None
+        due = self._ready.pop(self._next, None)
+        self._busy = due is not None
+        return due

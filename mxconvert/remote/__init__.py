@@ -3,7 +3,7 @@
 Below a URL lie ``<first 16 digits of the id>/``, a plain folder that engines load as it
 is, and ``refs/<tag>.json``, a pointer that is moved by compare-and-swap. ``--flat``
 puts one artifact's files at the URL itself. Nothing that must be right depends on a
-listing. See ``docs/reference/store.md``.
+listing. See ``docs/reference/push-and-pull.md``.
 """
 
 from mxconvert.remote.layout import check_id, folder_of, is_id, ref_key

@@ -3,6 +3,7 @@
 from mxconvert.store.base import (
     Blob,
     Body,
+    CommitStore,
     Condition,
     Identity,
     ObjectInfo,
@@ -34,6 +35,7 @@ __all__ = [
     "Checksum",
     "Client",
     "ClientOptions",
+    "CommitStore",
     "Condition",
     "Counters",
     "Identity",

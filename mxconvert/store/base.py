@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections."""
+
+
+@runtime_checkable
+class CommitStore(Protocol):
+    """A store that is written in commits of many files."""
+
+    def commit(self, files: Mapping[str, Path | bytes], message: str) -> str:
+        """Write files, by key, at once; return the commit's id."""
 
 
 @runtime_checkable

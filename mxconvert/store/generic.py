@@ -132,7 +132,9 @@ class GenericStore:
             found = self._files(path)
         for each in found:
             key = self._key(each["name"])
-            if key.startswith(prefix) and not (key.endswith("/") or is_own(_last(key))):
+            # Ending in a slash, or of the prefix itself: stands for a folder.
+            marker = not key or key.endswith("/")
+            if key.startswith(prefix) and not (marker or is_own(_last(key))):
                 yield _info(key, each)
 
     def _key(self, path: str) -> str:

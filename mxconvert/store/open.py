@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mxconvert.errors import UsageError
 from mxconvert.store.options import Engine
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def open_store(url: StoreURL, options: StoreOptions) -> Store:
         UsageError: Unknown scheme or option.
         MissingExtraError: The scheme needs a package that is not installed.
     """
-    if url.scheme == "s3" and options.text("engine") in (None, Engine.BOTOCORE):
+    if url.scheme == "s3" and _engine(options) is Engine.BOTOCORE:
         from mxconvert.store.s3 import S3Store  # noqa: PLC0415  (loads only what is used)
 
         return S3Store(url, options)
@@ -27,6 +28,10 @@ def open_store(url: StoreURL, options: StoreOptions) -> Store:
         from mxconvert.store.cloud import CloudStore  # noqa: PLC0415
 
         return CloudStore(url, options)
+    if url.scheme == "hf":
+        from mxconvert.store.hub import HubStore  # noqa: PLC0415
+
+        return HubStore(url, options)
     if url.scheme == "file":
         from mxconvert.store.local import LocalStore  # noqa: PLC0415
 
@@ -34,3 +39,14 @@ def open_store(url: StoreURL, options: StoreOptions) -> Store:
     from mxconvert.store.generic import GenericStore  # noqa: PLC0415
 
     return GenericStore(url, options)
+
+
+def _engine(options: StoreOptions) -> Engine:
+    given = options.text("engine") or Engine.BOTOCORE
+    try:
+        return Engine(given)
+    except ValueError as error:
+        raise UsageError(
+            f"--store-option engine={given}: expected {' or '.join(Engine)}",
+            code="bad-store-option",
+        ) from error

@@ -34,6 +34,11 @@ class StoreURL:
     prefix: str
     version: str | None = None
 
+    @property
+    def artifact_version(self) -> str | None:
+        """The version of an artifact that the URL names; of ``hf`` it is a git revision."""
+        return None if self.scheme == "hf" else self.version
+
     def __str__(self) -> str:
         path = "/".join(filter(None, (self.bucket, self.prefix)))
         return f"{self.scheme}://{path}"

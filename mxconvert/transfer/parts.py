@@ -55,7 +55,8 @@ def plan_parts(
             f"--part-size {asked}: the store takes parts of at most {limits.largest} bytes",
             code="part-size",
         )
-    most = min(limits.object_size, limits.count * (limits.largest // chunk_size) * chunk_size)
+    largest = limits.largest // chunk_size * chunk_size
+    most = min(limits.object_size, limits.count * largest)
     if size > most:
         raise UsageError(
             f"a file of {size} bytes: the store takes objects of at most {most}",
@@ -64,7 +65,7 @@ def plan_parts(
             code="too-large",
         )
     needed = max(asked or chunk_size, limits.smallest, -(-size // limits.count))
-    return PartPlan(size, -(-needed // chunk_size) * chunk_size)
+    return PartPlan(size, min(-(-needed // chunk_size) * chunk_size, largest))
 
 
 def crc_of(entry: FileEntry, begin: int, end: int, chunk_size: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import StoreError, StoreFault, UsageError
-from mxconvert.events import ignore
+from mxconvert.events import Advanced, ignore
 from mxconvert.manifest import MANIFEST_NAME
 from mxconvert.remote import locate, no_version
 from mxconvert.remote.layout import FOLDER_DIGITS, REFS, is_id
@@ -16,6 +17,7 @@ from mxconvert.verify.payload import Payload
 from mxconvert.verify.remote_folder import RemoteFolder
 from mxconvert.verify.report import Check, Collector, Level, VerifyReport
 from mxconvert.verify.run import Run, build_report, stoppable
+from mxconvert.workers import map_watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,11 +70,18 @@ def verify_remote(
         )
     collector = Collector()
     stop = stop or StopToken()
+    report = stoppable(reporter, stop)
+
+    def work(_: None) -> tuple[str | None, str]:
+        check = _RemoteCheck(client, url, options, collector, report)
+        return check(), check.location
+
     with stop.watched():
-        check = _RemoteCheck(client, url, options, collector, stoppable(reporter, stop))
-        artifact_id = check()
+        # Not in this thread: a signal has to end it even if a connection hangs.
+        watch = partial(report, Advanced(num_bytes=0))
+        ((artifact_id, location),) = map_watched(work, [None], 1, watch)
     version = "" if url.version is None else f"@{url.version}"
-    return build_report(f"{url}{version}", options, collector, artifact_id)
+    return build_report(f"{url}{version}", options, collector, artifact_id, location)
 
 
 class _RemoteCheck:
@@ -93,6 +102,11 @@ class _RemoteCheck:
         self._location = locate(client, url.version)
         self._named = _named(self._location, url)
         self._folder = RemoteFolder(client, self._location)
+
+    @property
+    def location(self) -> str:
+        """URL of the artifact's folder, without a slash at its end."""
+        return self._folder.root.rstrip("/")
 
     def __call__(self) -> str | None:
         """Check everything; return the id of the manifest that was checked against."""

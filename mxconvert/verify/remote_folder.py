@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.manifest import MANIFEST_NAME
 from mxconvert.store import Abandoned
-from mxconvert.workers import map_bounded
+from mxconvert.workers import map_watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -25,6 +25,7 @@ Result = TypeVar("Result")
 WHOLE_LIMIT = 512 * 2**20
 """Bytes of a document that are read at most."""
 
+_ODD = frozenset({"", ".", ".."})
 _OF_AN_OBJECT = frozenset({StoreFault.MISSING, StoreFault.CHANGED, StoreFault.REFUSED})
 
 
@@ -34,9 +35,10 @@ class RemoteFolder:
     Attributes:
         root: Its URL.
         files: Objects of the manifest that are there, and others once `add_extras` ran.
-        special: Always empty, as `unreadable` is.
+        special: Objects that no folder can hold, once `add_extras` ran.
         empty: Objects that stand for folders, without their slash.
         hidden: Folders whose name begins with a dot.
+        unreadable: Always empty.
     """
 
     def __init__(self, client: Client, location: Location) -> None:
@@ -74,7 +76,9 @@ class RemoteFolder:
         for path in paths:
             *folders, name = path.split("/")
             dotted = next((i for i, part in enumerate(folders) if part.startswith(".")), None)
-            if dotted is not None:
+            if _ODD & {*folders, name or "x"}:
+                self.special[path] = "an object whose name cannot be that of a file"
+            elif dotted is not None:
                 self.hidden.append("/".join(folders[: dotted + 1]))
             elif not name:
                 self.empty.append("/".join(folders))
@@ -163,7 +167,7 @@ class RemoteFolder:
                 raise
 
         try:
-            yield from map_bounded(guarded, tasks, self._client.options.jobs)
+            yield from map_watched(guarded, tasks, self._client.options.jobs, self._client.check)
         except Abandoned:
             assert self._error is not None  # noqa: S101  (only `guarded` gives up)
             raise self._error from None

@@ -87,7 +87,7 @@ class VerifyReport:
     """The outcome of a verification.
 
     Attributes:
-        target: The folder, as given.
+        target: The folder or URL, as given.
         level: The level asked for.
         artifact_id: SHA-256 of the manifest that was checked against, if there is one.
         findings: Everything that makes it fail, in a stable order.
@@ -98,6 +98,8 @@ class VerifyReport:
         ignored: The patterns of files that were left aside.
         strict: Whether every extra file fails.
         error: Quantization error, where it was measured.
+        location: URL of the artifact's folder at a store: with a slash and a path, the URL
+            of a file.
     """
 
     target: str
@@ -111,6 +113,7 @@ class VerifyReport:
     ignored: tuple[str, ...] = ()
     strict: bool = False
     error: ErrorSummary | None = None
+    location: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -124,6 +127,7 @@ class VerifyReport:
             "type": "verify",
             "ok": self.ok,
             "target": self.target,
+            "location": self.location,
             "level": self.level.value,
             "artifact_id": self.artifact_id,
             "strict": self.strict,

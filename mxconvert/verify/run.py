@@ -48,7 +48,11 @@ def stoppable(reporter: Reporter, stop: StopToken) -> Reporter:
 
 
 def build_report(
-    target: str, options: VerifyOptions, collector: Collector, artifact_id: str | None
+    target: str,
+    options: VerifyOptions,
+    collector: Collector,
+    artifact_id: str | None,
+    location: str | None = None,
 ) -> VerifyReport:
     """Return what was collected."""
     return VerifyReport(
@@ -63,6 +67,7 @@ def build_report(
         ignored=options.ignore,
         strict=options.strict,
         error=collector.error,
+        location=location,
     )
 
 

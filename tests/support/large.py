@@ -33,6 +33,7 @@ PART = 5 * MIB
 """The smallest part that S3 takes, and what files with small chunks are cut into."""
 
 QUICK = ("--store-option", "read_timeout=2", "--store-option", "connect_timeout=2")
+"""For requests that are never answered; a loaded machine may need longer for others."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class LargeArtifact:
 
 
 def chunked(folder: Path, chunk_size: int = CHUNK) -> LargeArtifact:
-    """Cut the digests of an artifact into smaller chunks; return what it is now."""
+    """Write an artifact's manifest anew, for what its files hold now, with smaller chunks."""
     import xxhash
     from awscrt.checksums import crc64nvme
 
@@ -83,10 +84,16 @@ def chunked(folder: Path, chunk_size: int = CHUNK) -> LargeArtifact:
     for entry in document["files"]:
         data = memoryview((folder / entry["path"]).read_bytes())
         pieces = [data[at : at + chunk_size] for at in range(0, len(data), chunk_size)]
+        entry |= {
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "crc64nvme": f"{crc64nvme(data):016x}",
+        }
         entry["chunks"] = {
             "crc64nvme": [f"{crc64nvme(piece):016x}" for piece in pieces],
             "xxh3_128": [xxhash.xxh3_128_hexdigest(piece) for piece in pieces],
         }
+    document["totals"]["file_bytes"] = sum(entry["size"] for entry in document["files"])
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     return describe(folder)
@@ -112,11 +119,17 @@ def make_large(folder: Path, model: Model | None = None, chunk_size: int = CHUNK
     return chunked(folder / "artifact", chunk_size)
 
 
-def at_store(command: str, *args: object, env: Mapping[str, str], retry: str = "5s") -> Result:
-    """Run a command in this process with short limits of time at a store."""
-    quick = (*QUICK, "--retry-for", retry) if command in {"push", "pull", "list", "gc"} else ()
+def at_store(command: str, *args: object, env: Mapping[str, str], retry: str = "20s") -> Result:
+    """Run a command in this process that talks to a store.
+
+    Args:
+        command: Its name.
+        args: Its arguments.
+        env: What leads it to the store.
+        retry: After how long without progress it gives up.
+    """
     with mock.patch.dict(os.environ, env):
-        return shell(command, *args, *quick)
+        return shell(command, *args, "--retry-for", retry)
 
 
 def json_lines(result: Result, kind: str) -> list[dict[str, Any]]:

@@ -33,7 +33,8 @@ _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0
 _RENEW_EVERY_SECONDS = 1.0
 _STYLES = {"path": "path", "virtual": "virtual"}
 _REDIRECTS = frozenset({"301", "307", "PermanentRedirect", "TemporaryRedirect"})
-_USER = re.compile(r"//[^/\s\"']*@")
+_SCHEMES = frozenset({"http", "https"})
+_USER = re.compile(r"[^/\s\"']*@")
 _OTHER_REGION = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
 
 
@@ -51,8 +52,8 @@ class Connection:
         self._lock = threading.Lock()
         self._region: str | None = options.text("region")
         self._renewed_at = 0.0
-        self._signs_payload = False
         self._client: Any = self._make()
+        self._first_region = str(self._client.meta.region_name)
 
     @property
     def endpoint(self) -> str:
@@ -81,10 +82,38 @@ class Connection:
             except boto.ClientError as error:
                 region = _other_region(error, client.meta.region_name)
                 if region is None:
+                    self._refuse_redirect(error, client, where)
                     raise
                 self._move(client, region, where)
-                result = getattr(self._client, name)(**given)
+                result = self._again(name, where, given)
         return result
+
+    def _again(self, name: str, where: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Make a request in the region that the store has named."""
+        client = self._client
+        try:
+            result: dict[str, Any] = getattr(client, name)(**given)
+        except boto.ClientError as error:
+            self._refuse_redirect(error, client, where)
+            raise
+        return result
+
+    def _refuse_redirect(self, error: boto.ClientError, client: Any, where: str) -> None:
+        """Say between which regions a store sends to and fro; other errors pass.
+
+        Raises:
+            StoreError: Naming both.
+        """
+        status = str(error.response["ResponseMetadata"].get("HTTPStatusCode"))
+        here = client.meta.region_name
+        region = _other_region(error, here)
+        if status in _REDIRECTS or region:
+            raise StoreError(
+                StoreFault.REFUSED,
+                f"{where}: the store sends from region {self._first_region} to {here}, and there "
+                f"it answers {status}, {f'go to {region}' if region else 'go elsewhere'}",
+                hint="pass --store-option region=REGION, and endpoint=URL if that has its own",
+            ) from error
 
     def _move(self, client: Any, region: str, where: str) -> None:
         if not region:
@@ -97,13 +126,6 @@ class Connection:
         with self._lock:
             if self._client is client:
                 self._region = region
-                self._client = self._make()
-
-    def sign_payload(self) -> None:
-        """Have the store compare each body with a SHA-256 from now on: reads it twice."""
-        with self._lock:
-            if not self._signs_payload:
-                self._signs_payload = True
                 self._client = self._make()
 
     def renew(self) -> None:
@@ -120,10 +142,13 @@ class Connection:
     # ------------------------------------------------------------------------- the client
 
     def _make(self) -> Any:
+        style = self._options.text("addressing")
+        if style is not None and style not in _STYLES:
+            raise UsageError(f"--store-option addressing={style}: expected path or virtual")
         try:
-            client = self._create(_STYLES.get(self._options.text("addressing") or "", "auto"))
+            client = self._create(_STYLES.get(style or "", "auto"))
             host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
-            if not host.endswith(_AMAZON) and self._options.text("addressing") is None:
+            if not host.endswith(_AMAZON) and style is None:
                 # Buckets as host names need DNS and certificates that private stores lack.
                 client.close()
                 client = self._create("path")
@@ -137,7 +162,13 @@ class Connection:
                 hint="an endpoint is a URL with its scheme, for example https://s3.example.com",
                 code="bad-endpoint",
             ) from None
-        if "@" in urlsplit(str(client.meta.endpoint_url)).netloc:
+        parts = urlsplit(str(client.meta.endpoint_url))
+        if parts.scheme not in _SCHEMES:
+            raise UsageError(
+                f"s3: the endpoint is no URL of http or https: {parts.scheme}://{parts.hostname}",
+                code="bad-endpoint",
+            )
+        if "@" in parts.netloc:
             raise UsageError(
                 "s3: the endpoint's URL has a user or a password, which would not be used",
                 hint="S3 takes keys from AWS_PROFILE or AWS_ACCESS_KEY_ID",
@@ -158,10 +189,7 @@ class Connection:
             verify=self._certificates(),
             config=Config(
                 signature_version=UNSIGNED if options.flag("anonymous") else None,
-                s3={
-                    "addressing_style": addressing,
-                    "payload_signing_enabled": self._signs_payload,
-                },
+                s3={"addressing_style": addressing, "payload_signing_enabled": False},
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
@@ -186,8 +214,8 @@ class Connection:
 
 
 def _without_secrets(text: str) -> str:
-    """Take user and password out of the URLs in a text."""
-    return _USER.sub("//", text)
+    """Take what may be user and password of a URL out of a text."""
+    return _USER.sub("", text)
 
 
 def _other_region(error: boto.ClientError, region: str) -> str | None:

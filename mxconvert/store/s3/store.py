@@ -14,7 +14,7 @@ from mxconvert.store.base import Blob, ObjectInfo, PartLimits
 from mxconvert.store.options import S3_OPTIONS, Checksum
 from mxconvert.store.s3.connection import Connection
 from mxconvert.store.s3.faults import translated
-from mxconvert.store.s3.uploads import Uploads, base64_of
+from mxconvert.store.s3.uploads import Uploads, base64_of, md5_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,9 +49,8 @@ class S3Store(Uploads):
             count=int(options.number("part_count", 10_000)),
             object_size=int(options.number("max_object_size", _LARGEST)),
         )
+        self._has_tags = True
         self._payer = "requester" if options.flag("requester_pays") else None
-        if not self.sends_checksums:
-            self._connection.sign_payload()
 
     @property
     def label(self) -> str:
@@ -102,8 +101,10 @@ class S3Store(Uploads):
         except StoreError as error:
             if error.fault not in (StoreFault.REFUSED, StoreFault.DENIED):
                 raise
-        self._call("get_object", key, **arguments)["Body"].close()
-        return self._call("head_object", key, **arguments)
+            self._call("get_object", key, **arguments)["Body"].close()
+            raise StoreError(
+                StoreFault.TRANSIENT, f"{error.message}, though it gives the object"
+            ) from error
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
         """See `Store.open`.
@@ -116,17 +117,25 @@ class S3Store(Uploads):
             key,
             Key=self._full(key),
             Range=f"bytes={begin}-{end - 1}",
-            IfMatch=etag,
+            IfMatch=etag if self._has_tags else None,
         )
-        if etag is not None and answer.get("ETag") not in (None, etag):
+        if self._has_tags and etag is not None and answer.get("ETag") not in (None, etag):
             answer["Body"].close()
-            raise StoreError(
-                StoreFault.CHANGED,
-                f"{self.url(key)}: the object was replaced: its tag was {etag}, is "
-                f"{answer.get('ETag')}",
-            )
+            self._refuse_change(key, etag)
+            return self.open(key, begin, end, None)
         whole = answer["ResponseMetadata"]["HTTPStatusCode"] != _PARTIAL
         return S3Body(answer["Body"], self.url(key), begin if whole else 0)
+
+    def _refuse_change(self, key: str, etag: str) -> None:
+        """Raise if an object was replaced, unless the store tags each answer differently."""
+        first, second = self.head(key).etag, self.head(key).etag
+        if first != second:
+            self._has_tags = False
+            return
+        raise StoreError(
+            StoreFault.CHANGED,
+            f"{self.url(key)}: the object was replaced: its tag was {etag}, is {first}",
+        )
 
     def get(self, key: str, limit: int) -> Blob:
         """See `Store.get`."""
@@ -147,6 +156,8 @@ class S3Store(Uploads):
         for page in self._pages("list_objects_v2", prefix, Prefix=self._root + prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"][skip:]
+                if not key or key.endswith("/"):  # stands for a folder
+                    continue
                 written = found["LastModified"].timestamp() if "LastModified" in found else None
                 yield ObjectInfo(
                     key=key, size=found["Size"], etag=found.get("ETag"), modified=written
@@ -214,6 +225,7 @@ class S3Store(Uploads):
                 Key=self._full(key),
                 Body=data,
                 ChecksumCRC64NVME=crc if checks else None,
+                ContentMD5=None if checks else md5_of([data]),
                 **arguments,
             )
         )
@@ -222,7 +234,7 @@ class S3Store(Uploads):
         """Do a request with checksums, or without them.
 
         A store that refuses them is asked without, from then on, where the user leaves
-        that open; the SHA-256 of the signature takes their place.
+        that open; Content-MD5, which all stores know, takes their place.
 
         Args:
             work: Makes the request, as often as it is called; its argument says whether
@@ -239,7 +251,6 @@ class S3Store(Uploads):
         result = work(False)
         self.sends_checksums = False
         self.dropped_checksums = True
-        self._connection.sign_payload()
         return result
 
     def copy(self, source: str, key: str, identity: Identity) -> None:

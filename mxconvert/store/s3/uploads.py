@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.store.base import Part, PartLimits, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mxconvert.store.base import Identity, PartBody
 
@@ -67,8 +68,12 @@ class Uploads:
 
         def send(checks: bool) -> dict[str, Any]:
             body.seek(0)
-            crc = base64_of(crc64nvme) if checks else None
-            return self._call("upload_part", key, Body=body, ChecksumCRC64NVME=crc, **part)
+            if checks:
+                digest = {"ChecksumCRC64NVME": base64_of(crc64nvme)}
+            else:
+                digest = {"ContentMD5": md5_of(iter(body.read, b""))}
+                body.seek(0)
+            return self._call("upload_part", key, Body=body, **digest, **part)
 
         etag = self.checked(send).get("ETag") or self._listed_tag(key, upload, number)
         return Part(number, len(body), str(etag), crc64nvme)
@@ -188,6 +193,14 @@ def _listed(part: Part, *, checks: bool) -> dict[str, Any]:
     if checks and part.crc64nvme is not None:
         listed["ChecksumCRC64NVME"] = base64_of(part.crc64nvme)
     return listed
+
+
+def md5_of(pieces: Iterable[bytes | bytearray | memoryview]) -> str:
+    """Return the MD5 of a body as Content-MD5 has it; it guards against accidents only."""
+    found = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        found.update(piece)
+    return base64.b64encode(found.digest()).decode()
 
 
 def base64_of(digits: str) -> str:

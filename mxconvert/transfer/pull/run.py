@@ -212,7 +212,8 @@ def _prepare(context: PullContext, options: PullOptions) -> None:
     """
     target, journal, artifact = context.target, context.journal, context.artifact
     files = artifact.manifest.files
-    expected = {name for entry in files for name in (entry.path, partial_path(entry.path))}
+    names = [MANIFEST_NAME, *(entry.path for entry in files)]
+    expected = {*names, *map(partial_path, names)}
     if options.overwrite:
         if not journal.is_of(artifact.id):
             journal.discard()
@@ -228,7 +229,7 @@ def _prepare(context: PullContext, options: PullOptions) -> None:
         refuse_leftovers(target)
     else:
         journal.open(artifact.id)
-    refuse_strangers(target, expected | {MANIFEST_NAME})
+    refuse_strangers(target, expected)
     journal.open(artifact.id)
 
 

@@ -24,18 +24,24 @@ def is_there(client: Client, info: ObjectInfo | None, entry: FileEntry, chunk_si
     By the store's CRC64-NVME or the SHA-256 noted when it was written; a store that keeps
     neither is read back. Its ETag means nothing.
     """
-    if info is None or info.size != entry.size:
-        return False
-    if info.crc64nvme is not None:
-        return info.crc64nvme == entry.crc64nvme
-    if info.sha256 is not None:
-        return info.sha256 == entry.sha256
+    found = says_the_same(info, entry)
+    if info is None or found is not None:
+        return bool(found)
     try:
         return _reads_the_same(client, info, entry, chunk_size)
     except StoreError as error:
         if error.fault not in (StoreFault.CHANGED, StoreFault.MISSING):
             raise
         return False
+
+
+def says_the_same(info: ObjectInfo | None, entry: FileEntry) -> bool | None:
+    """Whether an object is a file, by what the store says; ``None`` if it does not say."""
+    if info is None or info.size != entry.size:
+        return False
+    if info.crc64nvme is not None:
+        return info.crc64nvme == entry.crc64nvme
+    return None if info.sha256 is None else info.sha256 == entry.sha256
 
 
 def _reads_the_same(client: Client, info: ObjectInfo, entry: FileEntry, chunk_size: int) -> bool:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from awscrt import checksums
+
 from mxconvert import failpoints
 from mxconvert.errors import StoreError, StoreFault, UsageError
 from mxconvert.events import Notice, Started, ignore
 from mxconvert.manifest import MANIFEST_NAME
 from mxconvert.model import FileRole
-from mxconvert.remote import folder_of, honours_conditions, move_ref, read_manifest, ref_key
+from mxconvert.remote import folder_of, honours_conditions, move_ref, ref_key
 from mxconvert.remote.layout import LATEST
+from mxconvert.store import CommitStore
 from mxconvert.transfer.crew import Crew
 from mxconvert.transfer.local import open_artifact
 from mxconvert.transfer.parts import plan_parts
+from mxconvert.transfer.push.commit import push_commit
 from mxconvert.transfer.push.existing import copies
+from mxconvert.transfer.push.flat import refuse_occupied
 from mxconvert.transfer.push.options import Outcome, PushOptions, PushResult, Tally
 from mxconvert.transfer.push.upload import FilePush, PushContext
 
@@ -93,10 +98,12 @@ def push_artifact(
     """
     wanted = _wanted_tags(options)
     artifact = open_artifact(root)
+    if isinstance(client.store, CommitStore):
+        return push_commit(artifact, client, client.store, options, report)
     plan_push(artifact, client.parts.limits if client.parts else None, options.part_size, report)
     folder = "" if options.flat else folder_of(artifact.id)
     if options.flat:
-        _refuse_other(client, artifact)
+        refuse_occupied(client, artifact)
     tags = _usable_tags(client, wanted, options, report)
     context = PushContext(
         client=client,
@@ -124,23 +131,25 @@ def _publish(context: PushContext) -> None:
     failpoints.hit("push.before-index")
     _send(context, [entry for entry in manifest.files if entry.role is FileRole.INDEX])
     failpoints.hit("push.before-manifest")
-    context.client.put(context.key(MANIFEST_NAME), context.artifact.data)
+    _put_manifest(context)
+
+
+def _put_manifest(context: PushContext) -> None:
+    """Write the manifest, unless it is there."""
+    key, data = context.key(MANIFEST_NAME), context.artifact.data
+    info = context.client.find(key)
+    crc = f"{checksums.crc64nvme(data):016x}"
+    if info is not None and (info.size, info.crc64nvme) == (len(data), crc):
+        outcome = Outcome.PRESENT
+    else:
+        context.client.put(key, data)
+        outcome = Outcome.SENT
+    context.tally.add(outcome, len(data))
 
 
 def _send(context: PushContext, entries: list[FileEntry]) -> None:
     tasks = (FilePush(context, entry).begin for entry in entries)
     Crew(context.client.options.jobs, context.client).run(tasks)
-
-
-def _refuse_other(client: Client, artifact: LocalArtifact) -> None:
-    there = read_manifest(client, "")
-    if there is not None and there.id != artifact.id:
-        raise UsageError(
-            f"{client.store.label}: holds another artifact: {there.id}, to be pushed is "
-            f"{artifact.id}",
-            hint="push without --flat, or choose another URL",
-            code="occupied",
-        )
 
 
 def _wanted_tags(options: PushOptions) -> tuple[str, ...]:
@@ -187,8 +196,8 @@ def _result(context: PushContext, tags: tuple[str, ...]) -> PushResult:
         url=label,
         files=len(manifest.files) + 1,
         bytes=manifest.totals.file_bytes + len(context.artifact.data),
-        sent_files=tally.files[Outcome.SENT] + 1,
-        sent_bytes=tally.bytes[Outcome.SENT] - tally.resumed_bytes + len(context.artifact.data),
+        sent_files=tally.files[Outcome.SENT],
+        sent_bytes=tally.bytes[Outcome.SENT] - tally.resumed_bytes,
         copied_files=tally.files[Outcome.COPIED],
         copied_bytes=tally.bytes[Outcome.COPIED],
         present_files=tally.files[Outcome.PRESENT],

@@ -15,7 +15,7 @@ from mxconvert.events import Advanced, FileFinished, Notice
 from mxconvert.store import Identity
 from mxconvert.transfer.local import FileRange
 from mxconvert.transfer.parts import PartPlan, crc_of, plan_parts
-from mxconvert.transfer.push.existing import is_there
+from mxconvert.transfer.push.existing import is_there, says_the_same
 from mxconvert.transfer.push.options import Outcome, Tally
 
 if TYPE_CHECKING:
@@ -131,11 +131,13 @@ class FilePush:
     # ------------------------------------------------------------------- in one request
 
     def _copy(self) -> bool:
-        """Copy the file from another version; whether that worked."""
+        """Copy the file from another version, if that is still right; whether it worked."""
         source = self._context.copies.get(self._entry.sha256)
         if source is None:
             return False
         try:
+            if not says_the_same(self._context.client.find(source), self._entry):
+                return False
             self._context.client.copy(source, self._key, self._identity)
             self._confirm()
         except StoreError as error:
