@@ -17,8 +17,10 @@ from mxconvert.errors import SourceError
 from mxconvert.model import Options
 from mxconvert.plan import build_plan
 from mxconvert.plan.ignore import ignore_entries
+from mxconvert.recipes.families import FAMILIES
 from mxconvert.source import open_checkpoint
 from tests.support import Model, decode, encode, refused, shell
+from tests.support.cli import ROOT
 from tests.support.container import Tensor
 from tests.support.families.check import check_values, quantized, reader
 from tests.support.families.expected import EXPECTED, expected
@@ -103,6 +105,16 @@ def test_no_scope_touches_routers(label: str, tmp_path: Path) -> None:
     assert wrong == []
     experts = expected(*label.split(".")).weights(reader(HEADERS[label].model()))
     assert {name + "_packed" for name in experts} <= set(packed)
+
+
+def test_the_documented_families_are_those_that_are_read() -> None:
+    """Each recipe and each model_type stands in the tables, and no recipe that is not there."""
+    text = (ROOT / "docs" / "models.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    documented = {
+        row[0].strip(" `"): set(re.findall(r"\w+", row[2])) for row in rows if len(row) > 2
+    }
+    assert documented == {recipe.name: recipe.model_types for recipe in FAMILIES}
 
 
 # ------------------------------------------------------- as transformers 5.x has it in memory
