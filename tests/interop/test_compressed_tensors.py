@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.interop.families import CONFIGS
+from tests.support.matching import renamings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,6 +95,7 @@ def test_their_matching_agrees_with_what_is_stored(
     assert [name for name in matrices if not ignored(name)] == []
     assert [name for name in artifact.quantized if ignored(name)] == []
     modules = [name.removesuffix(".weight") for name in artifact.kept]
+    modules += [new for module in modules for new in renamings(module)]
     assert [e for e in ignore if not any(match_name(name, e) for name in modules)] == []
 
 
