@@ -86,6 +86,8 @@ _RENAMED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
 
 def renamed(module: str) -> tuple[str, ...]:
     """Return the names that a loader may give to a module that is stored as ``module``."""
+    if ".experts." in module:
+        return ()
     for pattern, new in _RENAMED:
         match = pattern.match(module)
         if match is not None:
