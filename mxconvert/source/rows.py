@@ -31,9 +31,11 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 class Rows:
     """Some rows of a matrix; if it is stored transposed, some columns, whole blocks of them.
 
+    Good until the next.
+
     Attributes:
         first: Number of the first row, or of the first column.
-        raw: Their bytes as stored; good until the next.
+        raw: Their bytes as stored.
         values: ``[rows, columns]`` as `stored_values` gives them.
     """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support.artifact import Artifact, read_artifact
 from tests.support.cli import Result, fail_cleanly, snapshot
 from tests.support.container import Tensor, read_safetensors
+from tests.support.fp8 import bf16_of, dequantized, is_scaled, scale_name
 from tests.support.models import INDEX
 from tests.support.shell import shell
 
@@ -92,16 +93,25 @@ def check_accounting(
     dropped = {entry["name"]: entry["reason"] for entry in summary["dropped_tensors"]}
     assert all(dropped.values())
     quantized = set(artifact.quantized)
+    tensors = {name: copies[0] for name, copies in source.items()}
+    scaled = {name for name, tensor in tensors.items() if is_scaled(tensor)}
+    scales = {scale_name(name, tensors) for name in scaled}
+    assert not scales & artifact.tensors.keys()
     for name, copies in source.items():
+        if name in scales:
+            continue
         if len(copies) > 1:
             assert name in dropped, name
         tensor = copies[0]
         if name in quantized:
             rows, columns = tensor.shape
-            packed, scales = artifact.packed(name)
-            assert packed.shape == (rows, columns // 2), name
-            assert scales.shape == (rows, columns // 32), name
+            codes, exponents = artifact.packed(name)
+            assert codes.shape == (rows, columns // 2), name
+            assert exponents.shape == (rows, columns // 32), name
             assert name not in artifact.tensors
+        elif name in scaled:
+            expected = ("BF16", tensor.shape, bf16_of(dequantized(tensors, name)))
+            assert artifact.tensors[name][1:] == expected, name
         elif name in artifact.tensors:
             assert artifact.tensors[name][1:] == tuple(tensor), name
         else:
@@ -109,6 +119,7 @@ def check_accounting(
     assert quantized | set(artifact.kept) <= source.keys(), "tensors of no source"
     assert summary["quantized"]["tensors"] == len(quantized)
     assert summary["kept"]["tensors"] == len(artifact.kept)
+    assert summary["dequantized"]["tensors"] == len(scaled - quantized)
 
 
 def check_index(artifact: Artifact) -> None:

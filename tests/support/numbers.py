@@ -58,12 +58,33 @@ def _e4m3_bytes(values: NDArray[np.float64]) -> bytes:
     return (code | (sign << 7)).astype(np.uint8).tobytes()
 
 
+def _e5m2_values(data: bytes) -> NDArray[np.float64]:
+    """F8_E5M2 is the upper half of an F16."""
+    return (np.frombuffer(data, "u1").astype("<u2") << 8).view("<f2").astype(np.float64)
+
+
+def _e5m2_bytes(values: NDArray[np.float64]) -> bytes:
+    """Only values that E5M2 has."""
+    halves = values.astype("<f2").view("<u2")
+    assert not (halves & 0xFF).any()
+    return (halves >> 8).astype("u1").tobytes()
+
+
+def _e8m0_bytes(values: NDArray[np.float64]) -> bytes:
+    """Only powers of two, and NaN."""
+    mantissas, exponents = np.frexp(values)
+    assert ((mantissas == 0.5) | np.isnan(values)).all()
+    return np.where(np.isnan(values), 255, exponents - 1 + 127).astype("u1").tobytes()
+
+
 _ENCODERS: dict[str, Callable[[NDArray[np.float64]], bytes]] = {
     "BF16": _bf16_bytes,
     "F16": lambda values: values.astype("<f2").tobytes(),
     "F32": lambda values: values.astype("<f4").tobytes(),
     "F64": lambda values: values.astype("<f8").tobytes(),
     "F8_E4M3": _e4m3_bytes,
+    "F8_E5M2": _e5m2_bytes,
+    "F8_E8M0": _e8m0_bytes,
     "I64": lambda values: values.astype("<i8").tobytes(),
     "U8": lambda values: values.astype("u1").tobytes(),
 }
@@ -73,6 +94,7 @@ _DECODERS: dict[str, Callable[[bytes], Values]] = {
     "F32": lambda data: np.frombuffer(data, "<f4").astype(np.float64),
     "F64": lambda data: np.frombuffer(data, "<f8"),
     "F8_E4M3": lambda data: E4M3[np.frombuffer(data, "u1")],
+    "F8_E5M2": _e5m2_values,
     "F8_E8M0": lambda data: e8m0(np.frombuffer(data, "u1")),
     "I64": lambda data: np.frombuffer(data, "<i8").astype(np.float64),
     "U8": lambda data: np.frombuffer(data, "u1").astype(np.float64),
