@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mxconvert.recipes.base import COMMON_SIBLINGS, Recipe
 from mxconvert.recipes.fused import Fused
-from mxconvert.recipes.patterns import GATE_UP_DOWN, W123, gate_up_down, per_expert, prefixed
+from mxconvert.recipes.patterns import GATE_UP_DOWN, gate_up_down, per_expert, prefixed
 
 GEMMA4 = Recipe(
     name="gemma4",
@@ -60,20 +60,21 @@ GPT_OSS = Recipe(
     ),
 )
 
+# Its experts have no names of their own; these are what engines look for one by one.
 GRANITE_MOE = Recipe(
     name="granite-moe",
     title="Granite MoE",
     model_types=frozenset({"granitemoe", "granitemoeshared", "granitemoehybrid"}),
     expert=per_expert("block_sparse_moe"),
-    projections=W123,
+    projections=GATE_UP_DOWN,
     fused=(
         Fused(
             pattern=prefixed("block_sparse_moe") + r"\.input_linear\.weight",
-            projections=("w1", "w3"),
+            projections=("gate_proj", "up_proj"),
         ),
         Fused(
             pattern=prefixed("block_sparse_moe") + r"\.output_linear\.weight",
-            projections=("w2",),
+            projections=("down_proj",),
         ),
     ),
 )

@@ -77,7 +77,7 @@ def granite(stored: Stored, experts: str, expert: int) -> dict[str, Array]:
     both = stored(f"{block}.input_linear.weight")[expert]
     inner = both.shape[0] // 2
     down = stored(f"{block}.output_linear.weight")[expert]
-    return {"w1": both[:inner], "w3": both[inner:], "w2": down}
+    return {"gate_proj": both[:inner], "up_proj": both[inner:], "down_proj": down}
 
 
 def dbrx(stored: Stored, experts: str, expert: int) -> dict[str, Array]:
