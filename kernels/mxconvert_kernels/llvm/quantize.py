@@ -5,16 +5,12 @@ One kernel serves the rules `even`, `floor` and `rceil`, which differ only in `b
 Every block goes through `_quantize_lanes`: BF16 in 32 lanes of 16 bits, F32 and F16 in 32 lanes of
 32 bits. BF16 blocks of tiny values are widened to 32 bits first.
 
-Whether a block's scale may move in the search is hard to predict, and a branch on it costs more
-than what it saves. So the BF16 kernel of rule `mse` leaves such blocks open, and settles those of
-a chunk together in a loop of their own.
 docs/explanation/cpu-kernels.md derives the arithmetic.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mxconvert_kernels.lanes import (
     CAPPED_SCALE_BYTE,
@@ -25,8 +21,10 @@ from mxconvert_kernels.lanes import (
     lower_gate,
     raise_gate,
 )
-from mxconvert_kernels.llvm.emit import F32, I1, I8, I16, I32, I64, POINTER, Emitter, Value, vector
-from mxconvert_kernels.llvm.sums import ABOVE_SHIFT, CHUNK_BLOCKS, Buffers, SumsEmitter
+from mxconvert_kernels.llvm.emit import F32, I1, I16, I32, I64, POINTER, Emitter, Value, vector
+from mxconvert_kernels.llvm.passes import Passes
+from mxconvert_kernels.llvm.source import Stored, join_pairs
+from mxconvert_kernels.llvm.sums import ABOVE_SHIFT, Buffers, SumsEmitter
 from mxconvert_kernels.llvm.widen import lift_lanes, widen
 from mxconvert_kernels.spec import (
     BLOCK_SIZE,
@@ -34,19 +32,17 @@ from mxconvert_kernels.spec import (
     ELEMENT_EMAX,
     ERROR_FRACTION_BITS,
     NAN_SCALE_BYTE,
-    PACKED_BLOCK_BYTES,
     SCALE_BIAS,
     FloatType,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mxconvert_kernels.llvm.source import Source
     from mxconvert_kernels.spec import FloatLayout
 
 MAX_CODE = len(E2M1_HALVES) - 1
-
-_OPEN_BYTES: Final = 4
-"""An open block: its index in the chunk above its largest magnitude bits."""
-_INDEX_SHIFT: Final = 16
 
 
 class Block(NamedTuple):
@@ -59,6 +55,8 @@ class Block(NamedTuple):
     lift: Value
     """The power of two the magnitudes were multiplied by, i32: 0 or `LIFT_EXPONENT`."""
     mantissa_bits: int
+    exact: Sequence[Value] = ()
+    """The magnitudes in float32 if the bits above are not all: even and odd, `<16 x float>`."""
 
 
 class Quantized(NamedTuple):
@@ -86,128 +84,34 @@ def build(dtype: FloatType, *, search: bool, sums: bool = False, native: bool = 
     """
     parameters = [POINTER, POINTER, POINTER, I64, I32, *([POINTER, POINTER] if sums else [])]
     emitter = Emitter("quantize", parameters)
-    src, packed, scales, blocks, bias, *extra = emitter.arguments
-    kernel = _Kernel(emitter, dtype, bias, search=search)
+    src, packed, scales, blocks, bias, *memory = emitter.arguments
+    kernel = Kernel(emitter, Stored(emitter, src, dtype), bias, search=search)
     collector = None
     if sums:
-        buffers = Buffers(src, packed, scales, *extra)
-        collector = SumsEmitter(emitter, dtype, buffers, blocks, native=native)
-    passes = _Passes(kernel, _Tensor(src, packed, scales), collector)
+        buffers = Buffers(packed, scales, *memory)
+        collector = SumsEmitter(emitter, kernel.source, buffers, blocks, native=native)
+    passes = Passes(kernel, packed, scales, collector)
     return emitter.finish(passes.run(blocks))
 
 
-class _Tensor(NamedTuple):
-    src: Value
-    packed: Value
-    scales: Value
-
-
-class _Passes:
-    """The loops over a tensor.
-
-    Kernels that return to a block go through the tensor chunk by chunk, so that it is in the
-    first-level cache: once over all blocks, once over those that are open, once for the sums.
-    """
-
-    def __init__(self, kernel: _Kernel, tensor: _Tensor, collector: SumsEmitter | None) -> None:
-        self._kernel = kernel
-        self._emitter = kernel.emitter
-        self._tensor = tensor
-        self._collector = collector
-        self._open = self._emitter.stack(CHUNK_BLOCKS * _OPEN_BYTES) if kernel.defers else None
-
-    def run(self, blocks: Value) -> Value:
-        """Quantize all blocks; returns how many are not finite, i64."""
-        none = self._emitter.constant(I64, 0)
-        collector = self._collector
-        if collector is None and self._open is None:
-            return self._emitter.loop(blocks, [none] * 3, partial(self._quantize, none))[0]
-        behind = [] if collector is None else collector.initial
-
-        def chunk(index: Value, values: list[Value]) -> list[Value]:
-            bad, moves, *behind = values
-            first = index * CHUNK_BLOCKS
-            count = blocks.usub_sat(first).umin(CHUNK_BLOCKS)
-            summed = [] if collector is None else collector.begin(index, behind)
-
-            def step(in_chunk: Value, values: list[Value]) -> list[Value]:
-                carried, summed = values[:3], values[3:]
-                if collector is not None:
-                    summed = collector.add(in_chunk, summed)
-                return [*self._quantize(first, in_chunk, carried), *summed]
-
-            bad, moves, found, *summed = self._emitter.loop(
-                count, [bad, moves, none, *summed], step
-            )
-            if self._open is not None:
-                (moves,) = self._emitter.loop(found, [moves], partial(self._settle, first))
-            if collector is not None:
-                behind = collector.end(count, summed)
-            return [bad, moves, *behind]
-
-        chunks = (blocks + (CHUNK_BLOCKS - 1)) >> (CHUNK_BLOCKS.bit_length() - 1)
-        if collector is not None:
-            chunks += 1
-        bad, moves, *behind = self._emitter.loop(chunks, [none, none, *behind], chunk)
-        if collector is not None:
-            collector.finish(moves, behind)
-        return bad
-
-    def _quantize(self, first: Value, in_chunk: Value, carried: list[Value]) -> list[Value]:
-        block = first + in_chunk
-        bits = self._load(block)
-        scale_byte, codes, bad, moves, is_open, amax = self._kernel.quantize(bits)
-        self._store(block, in_chunk, scale_byte, codes)
-        bad_blocks, all_moves, found = carried
-        if self._open is not None:
-            # Written in any case and passed over in most: a branch would be hard to predict.
-            entry = (in_chunk.trunc(I32) << _INDEX_SHIFT) | amax
-            self._emitter.store(entry, self._open, found * _OPEN_BYTES)
-            found += is_open.zext(I64)
-        return [bad_blocks + bad, all_moves + moves, found]
-
-    def _settle(self, first: Value, index: Value, carried: list[Value]) -> list[Value]:
-        assert self._open is not None  # noqa: S101
-        entry = self._emitter.load(self._open, index * _OPEN_BYTES, I32)
-        in_chunk = (entry >> _INDEX_SHIFT).zext(I64)
-        block = first + in_chunk
-        amax = entry & ((1 << _INDEX_SHIFT) - 1)
-        scale_byte, codes, moves = self._kernel.settle(self._load(block), amax)
-        self._store(block, in_chunk, scale_byte, codes)
-        return [carried[0] + moves]
-
-    def _load(self, block: Value) -> Value:
-        dtype = self._kernel.dtype
-        element = I32 if dtype is FloatType.F32 else I16
-        offset = block * (BLOCK_SIZE * dtype.itemsize)
-        return self._emitter.load(self._tensor.src, offset, vector(element, BLOCK_SIZE))
-
-    def _store(self, block: Value, in_chunk: Value, scale_byte: Value, codes: Value) -> None:
-        self._emitter.store(_pack(codes), self._tensor.packed, block * PACKED_BLOCK_BYTES)
-        self._emitter.store(scale_byte.trunc(I8), self._tensor.scales, block)
-        if self._collector is not None:
-            self._collector.keep(codes, in_chunk)
-
-
-class _Kernel:
+class Kernel:
     """What the steps of one kernel have in common."""
 
-    def __init__(self, emitter: Emitter, dtype: FloatType, bias: Value, *, search: bool) -> None:
+    def __init__(self, emitter: Emitter, source: Source, bias: Value, *, search: bool) -> None:
         self.emitter = emitter
-        self.dtype = dtype
-        self.layout: FloatLayout = dtype.layout
+        self.source = source
+        self.dtype = source.dtype
+        self.layout: FloatLayout = source.dtype.layout
         self.bias = bias
         self.search = search
-        self.defers = search and dtype is FloatType.BF16
+        self.defers = search and self.dtype is FloatType.BF16
         """Whether blocks may be left open, for `settle`."""
 
-    def quantize(self, bits: Value) -> list[Value]:
-        """Quantize a block.
+    def quantize(self, block: Value) -> list[Value]:
+        """See `passes.Kernel`."""
+        return self._quantize_bits(self.source.bits(block))
 
-        Returns:
-            The scale byte i32, signed codes `<32 x i16>`, i64 1 if the block is not finite, moves
-            and whether it is open as in `Quantized`, and the largest magnitude bits i32.
-        """
+    def _quantize_bits(self, bits: Value) -> list[Value]:
         magnitudes = bits & self.layout.magnitude_mask
         amax = magnitudes.reduce_umax().resize(I32)
         constant = self.emitter.constant
@@ -221,7 +125,7 @@ class _Kernel:
             return signed(self._quantize_lanes(self._bf16(magnitudes, amax), defer=self.defers))
 
         def signed(result: Quantized) -> list[Value]:
-            codes = result.codes.resize(I16) | _signs(bits)
+            codes = result.codes.resize(I16) | signs(bits)
             return [result.scale_byte, codes, none, result.moves, result.is_open]
 
         def zero_or_not_finite() -> list[Value]:
@@ -240,16 +144,16 @@ class _Kernel:
         is_normal = (amax - lowest).compare("u<", self.layout.infinity - lowest)
         return [*self.emitter.branch(is_normal, fast_bf16, any_block, likely=True), amax]
 
-    def settle(self, bits: Value, amax: Value) -> list[Value]:
-        """Try the neighbour of the scale of an open block.
+    def settle(self, block: Value, amax: Value) -> list[Value]:
+        """See `passes.Kernel`."""
+        bits = self.source.bits(block)
+        return self._settle(self._bf16(bits & self.layout.magnitude_mask, amax), signs(bits))
 
-        Returns:
-            The scale byte i32, signed codes `<32 x i16>`, and moves.
-        """
-        block = self._bf16(bits & self.layout.magnitude_mask, amax)
-        floor = (amax >> block.mantissa_bits) - ELEMENT_EMAX
+    def _settle(self, block: Block, sign_bits: Value) -> list[Value]:
+        """Try the neighbour of an open block's scale."""
+        floor = (block.amax >> block.mantissa_bits) - ELEMENT_EMAX
         scale_byte, codes, moves = self._try_neighbour(block, floor, _encode(block, floor))
-        return [scale_byte, codes | _signs(bits), moves]
+        return [scale_byte, codes | sign_bits, moves]
 
     def _bf16(self, magnitudes: Value, amax: Value) -> Block:
         no_lift = self.emitter.constant(I32, 0)
@@ -360,10 +264,16 @@ def _fixed_point(block: Block, floor: Value) -> Value:
     an integer, ties to even, which the low mantissa bits then hold.
     """
     exponent = (2 * SCALE_BIAS + ERROR_FRACTION_BITS) - floor
-    inverse_unit = (exponent << FLOAT32_MANTISSA_BITS).bitcast(F32).splat(BLOCK_SIZE)
+    inverse_unit = (exponent << FLOAT32_MANTISSA_BITS).bitcast(F32)
+
+    def rounded(values: Value) -> Value:
+        scaled = values.fmul(inverse_unit.splat(values.type.count))
+        return scaled.fadd(float(1 << FLOAT32_MANTISSA_BITS)).bitcast_lanes(I32)
+
+    if block.exact:
+        return join_pairs(*(rounded(half) for half in block.exact))
     bits = block.magnitudes.resize(I32) << (FLOAT32_MANTISSA_BITS - block.mantissa_bits)
-    scaled = bits.bitcast_lanes(F32).fmul(inverse_unit)
-    return scaled.fadd(float(1 << FLOAT32_MANTISSA_BITS)).bitcast_lanes(I32).trunc(I16)
+    return rounded(bits.bitcast_lanes(F32)).trunc(I16)
 
 
 def _halves(codes: Value) -> Value:
@@ -371,13 +281,7 @@ def _halves(codes: Value) -> Value:
     return codes + codes.usub_sat(4) + (codes.usub_sat(6) << 1)
 
 
-def _signs(bits: Value) -> Value:
+def signs(bits: Value) -> Value:
     """Bit 3 of each code, `<32 x i16>`; a negative zero has no sign."""
     sign_shift: int = bits.type.element.width - 4
     return ((bits.usub_sat(1) >> sign_shift) & 8).resize(I16)
-
-
-def _pack(codes: Value) -> Value:
-    """Two codes to a byte, the even element in the low nibble: `<16 x i8>`."""
-    pairs = codes.bitcast(vector(I32, PACKED_BLOCK_BYTES))
-    return (pairs | (pairs >> 12)).trunc(I8)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.llvm.emit import F32, F64, I1, I8, I16, I32, I64, Emitter, Value, vector
@@ -31,7 +31,10 @@ from mxconvert_kernels.llvm.sum_blocks import (
     Chunk,
     Result,
 )
-from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, PACKED_BLOCK_BYTES, FloatType
+from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, PACKED_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from mxconvert_kernels.llvm.source import Source
 
 CHUNK_BLOCKS: Final = 64
 """Blocks summed in float32. A lane rounds at most twice a block, so a sum of squares is wrong by
@@ -55,7 +58,6 @@ _STRIDE: Final = 64
 class Buffers(NamedTuple):
     """What the kernel reads and writes."""
 
-    src: Value
     packed: Value
     scales: Value
     result: Value
@@ -69,17 +71,18 @@ class SumsEmitter:
 
     Args:
         emitter: The function under construction, before any loop.
-        dtype: The type of the elements.
+        source: The elements.
         buffers: Where everything is.
         blocks: How many there are, i64.
         native: Use the instructions of `avx512_bf16` for BF16.
     """
 
     def __init__(
-        self, emitter: Emitter, dtype: FloatType, buffers: Buffers, blocks: Value, *, native: bool
+        self, emitter: Emitter, source: Source, buffers: Buffers, blocks: Value, *, native: bool
     ) -> None:
         self._emitter = emitter
-        self._dtype = dtype
+        self._source = source
+        self._dtype = dtype = source.dtype
         self._buffers = buffers
         self._blocks = blocks
         self._result = Result(emitter, buffers.result)
@@ -218,10 +221,7 @@ class SumsEmitter:
         return self._emitter.load(self._buffers.scales, offset, I8).zext(I32)
 
     def _bits(self, in_chunk: Value) -> Value:
-        element = I32 if self._dtype is FloatType.F32 else I16
-        block = self._first - CHUNK_BLOCKS + in_chunk
-        offset = block * (BLOCK_SIZE * self._dtype.itemsize)
-        return self._emitter.load(self._buffers.src, offset, vector(element, BLOCK_SIZE))
+        return self._source.bits(self._first - CHUNK_BLOCKS + in_chunk)
 
     def _codes(self, in_chunk: Value) -> Value:
         """With signs."""
