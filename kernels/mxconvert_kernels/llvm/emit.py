@@ -280,8 +280,9 @@ class Emitter:
         return Value(self, constant)
 
     def stack(self, size_bytes: int) -> Value:
-        """A pointer to memory of this call, before any loop."""
+        """A pointer to memory of this call at a multiple of 64; ask for it before any loop."""
         memory = self.builder.alloca(ir.ArrayType(I8, size_bytes))
+        memory.align = 64
         memory.type = POINTER
         return Value(self, memory)
 

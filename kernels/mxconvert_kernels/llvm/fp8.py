@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mxconvert_kernels.lanes import FLOAT32_MANTISSA_BITS, lowest_factor_field
 from mxconvert_kernels.llvm.emit import F32, F64, I8, I16, I32, I64, Emitter, Value, vector
-from mxconvert_kernels.llvm.source import join_halves, join_high_pairs, join_pairs, split_bf16
+from mxconvert_kernels.llvm.source import HALF, join_halves, split_bf16
 from mxconvert_kernels.spec import BLOCK_SIZE, FACTOR_BYTES, SCALE_BIAS, FloatType
 from mxconvert_kernels.units import UNIT_EXPONENT, quiet_nan
 
@@ -26,16 +26,16 @@ _FLOAT64_MAGNITUDE: Final = (1 << 63) - 1
 class Elements(NamedTuple):
     """A block as it is stored."""
 
+    bytes: Value
+    """FP8, `<32 x i8>`."""
     lanes: Value
-    """FP8 in 16 bits each, `<32 x i16>`."""
+    """The same, `<32 x i16>`."""
     factor: Value
     """The bits of a float32, i32."""
-    is_plain: Value
-    """i1: all elements are finite and no product is subnormal."""
 
 
-class ScaledSource:
-    """FP8 elements and factors in memory: the `Source` of their products.
+class ScaledBlocks:
+    """FP8 elements and factors in memory.
 
     Args:
         emitter: The function under construction, before any loop.
@@ -43,8 +43,6 @@ class ScaledSource:
         dtype: Their type.
         factors: Points to float32, one for each block.
     """
-
-    dtype = FloatType.F32
 
     def __init__(self, emitter: Emitter, elements: Value, dtype: FloatType, factors: Value) -> None:
         self._emitter = emitter
@@ -56,20 +54,45 @@ class ScaledSource:
         """Read a block."""
         elements = self._emitter.load(self._elements, block * BLOCK_SIZE, vector(I8, BLOCK_SIZE))
         factor = self._emitter.load(self._factors, block * FACTOR_BYTES, I32)
-        lowest = lowest_factor_field(self._stored) << FLOAT32_MANTISSA_BITS
-        is_normal = (factor - lowest).compare("u<", _WIDE.infinity - lowest)
-        magnitudes = elements & self._stored.magnitude_mask
-        bad = magnitudes.compare("u>=", self._stored.infinity).bitcast(I32)
-        return Elements(elements.zext(I16), factor, is_normal & bad.compare("==", 0))
+        return Elements(elements, elements.zext(I16), factor)
 
-    def bits(self, block: Value) -> Value:
-        """The products, float32 bits `<32 x i32>`, of any elements and factor."""
-        return self.any_products(self.load(block))
+    def largest(self, block: Value) -> Value:
+        """The largest magnitude of a block, FP8 bits i8."""
+        elements = self._emitter.load(self._elements, block * BLOCK_SIZE, vector(I8, BLOCK_SIZE))
+        return (elements & self._stored.magnitude_mask).reduce_umax()
+
+    def largest_products(self, first: Value, largest: Value) -> tuple[Value, Value]:
+        """The largest magnitudes of blocks in a row.
+
+        Args:
+            first: The first block.
+            largest: What `largest` gives for each, a vector.
+
+        Returns:
+            Float32 bits, and whether all elements are finite. If both are finite and the bits are
+            normal, the factor is positive and normal.
+        """
+        count = largest.type.count
+        floats = vector(F32, count)
+        factors = self._emitter.load(self._factors, first * FACTOR_BYTES, floats)
+        bits = largest.zext(I32) << (FLOAT32_MANTISSA_BITS - self._stored.mantissa_bits)
+        rebias = (SCALE_BIAS - self._stored.bias) << FLOAT32_MANTISSA_BITS
+        values = self._mend_subnormal((bits + rebias).bitcast(floats))
+        is_finite = largest.compare("u<", self._stored.infinity)
+        return values.fmul(factors).bitcast_lanes(I32), is_finite
+
+    def is_plain(self, block: Elements) -> Value:
+        """Whether all elements are finite and no product is subnormal."""
+        lowest = lowest_factor_field(self._stored) << FLOAT32_MANTISSA_BITS
+        is_normal = (block.factor - lowest).compare("u<", _WIDE.infinity - lowest)
+        magnitudes = block.bytes & self._stored.magnitude_mask
+        bad = magnitudes.compare("u>=", self._stored.infinity).bitcast(I32)
+        return is_normal & bad.compare("==", 0)
 
     def any_products(self, block: Elements) -> Value:
-        """The products of any block, float32 bits `<32 x i32>`."""
+        """The products of any elements and factor, float32 bits `<32 x i32>`."""
         magnitudes = self._emitter.branch(
-            block.is_plain,
+            self.is_plain(block),
             lambda: [join_halves(*_as_integers(self.products(block)))],
             lambda: [self._closely(block)],
             likely=True,
@@ -79,46 +102,42 @@ class ScaledSource:
 
     def products(self, block: Elements) -> list[Value]:
         """The magnitudes of a plain block: those of even index and those of odd, `<16 x float>`."""
-        factor = block.factor.bitcast(F32).splat(BLOCK_SIZE // 2)
-        return [value.fmul(factor) for value in self._values(block)]
+        factor = block.factor.bitcast(F32).splat(HALF)
+        return [value.fmul(factor) for value in self._decode(block)]
 
-    def _values(self, block: Elements) -> list[Value]:
-        """Elements without signs, in pairs as `products`; NaN and infinity become numbers.
-
-        What is subnormal in FP8 comes out too large by the smallest normal number when it is taken
-        for normal, under the exponent of that number. Subtracting it is exact there, and for
-        others, doubled by that exponent, the difference is no smaller than the value itself.
-        """
+    def _decode(self, block: Elements) -> list[Value]:
+        """Elements without signs, in pairs as `products`; NaN and infinity become numbers."""
         layout = self._stored
         magnitudes = block.lanes & layout.magnitude_mask
         rebias = (SCALE_BIAS - layout.bias) << _BF16_MANTISSA_BITS
         normal = (magnitudes << (_BF16_MANTISSA_BITS - layout.mantissa_bits)) + rebias
-        smallest = 2.0 ** (1 - layout.bias)
-        values = []
-        for half in split_bf16(normal):
-            above = half.fadd(half).fsub(smallest)
-            values.append(_umin(half, above))
-        return values
+        return [self._mend_subnormal(half) for half in split_bf16(normal)]
+
+    def _mend_subnormal(self, values: Value) -> Value:
+        """Floats that were decoded as if all of them were normal.
+
+        What is subnormal in FP8 was given a hidden bit under half the exponent that it has, so it
+        is twice that less the hidden bit: exactly. For others this difference is no smaller than
+        the value itself. No step has a subnormal float32.
+        """
+        two = self._emitter.constant(values.type, 2.0)
+        hidden = self._emitter.constant(values.type, -(2.0 ** (1 - self._stored.bias)))
+        mended = values.fmuladd(two, hidden)
+        one, other = _as_integers([values, mended])
+        return one.umin(other).bitcast_lanes(F32)
 
     def _closely(self, block: Elements) -> Value:
         """Magnitude bits of the products of any block, in float64, where they are exact."""
-        values = join_halves(*_as_integers(self._values(block))).bitcast_lanes(F32)
-        products = values.fpext(F64).fmul(self._wide_factor(block.factor).splat(BLOCK_SIZE))
+        values = join_halves(*_as_integers(self._decode(block))).bitcast_lanes(F32)
+        products = values.fpext(F64).fmul(_widen_factor(block.factor).splat(BLOCK_SIZE))
         bits = products.bitcast_lanes(I64) & _FLOAT64_MAGNITUDE
-        # A subnormal's bits are its number of units; 2 ** 52 has none of less than one.
+        # A subnormal's bits are its number of units; adding 2 ** 52 rounds them to a whole number.
         units = products.fmul(2.0**UNIT_EXPONENT).fadd(2.0**_FLOAT64_MANTISSA_BITS)
         smallest = (_FLOAT64_BIAS + 1 - _WIDE.bias) << _FLOAT64_MANTISSA_BITS
         is_small = bits.compare("u<", smallest)
         normal = products.fptrunc(F32).bitcast_lanes(I32) & _WIDE.magnitude_mask
         finite = is_small.select(units.bitcast_lanes(I64).trunc(I32), normal)
         return self._restore_nonfinite(block, finite)
-
-    def _wide_factor(self, factor: Value) -> Value:
-        """The magnitude of a factor in float64."""
-        magnitude = factor & _WIDE.magnitude_mask
-        units = magnitude.sitofp(F64).fmul(2.0**-UNIT_EXPONENT)
-        is_subnormal = magnitude.compare("u<", 1 << FLOAT32_MANTISSA_BITS)
-        return is_subnormal.select(units, magnitude.bitcast(F32).fpext(F64))
 
     def _restore_nonfinite(self, block: Elements, products: Value) -> Value:
         """Put in what the elements that are not finite give."""
@@ -132,20 +151,13 @@ class ScaledSource:
         return stored.compare("==", self._stored.infinity).select(infinity, found)
 
 
-def bf16_to_odd(products: list[Value]) -> Value:
-    """The high halves of float32 magnitudes in pairs, `<32 x i16>`, odd if they are not all.
-
-    Nothing that has a shorter mantissa lies between a value and this: it compares the same.
-    """
-    even, odd = _as_integers(products)
-    return join_high_pairs(even, odd) | join_pairs(even, odd).umin(1)
+def _widen_factor(factor: Value) -> Value:
+    """The magnitude of a factor in float64."""
+    magnitude = factor & _WIDE.magnitude_mask
+    units = magnitude.sitofp(F64).fmul(2.0**-UNIT_EXPONENT)
+    is_subnormal = magnitude.compare("u<", 1 << FLOAT32_MANTISSA_BITS)
+    return is_subnormal.select(units, magnitude.bitcast(F32).fpext(F64))
 
 
 def _as_integers(floats: list[Value]) -> list[Value]:
     return [lanes.bitcast_lanes(I32) for lanes in floats]
-
-
-def _umin(one: Value, other: Value) -> Value:
-    """The smaller of floats without signs."""
-    first, second = _as_integers([one, other])
-    return first.umin(second).bitcast_lanes(F32)

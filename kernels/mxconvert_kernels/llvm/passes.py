@@ -28,9 +28,18 @@ class Kernel(Protocol):
     emitter: Emitter
     defers: bool
     """Whether blocks may be left open, for `settle`."""
+    in_chunks: bool
+    """Whether `begin` has to be called."""
 
-    def quantize(self, block: Value) -> list[Value]:
-        """Quantize the block of this index, i64.
+    def begin(self, first: Value, count: Value) -> Value:
+        """Begin with a chunk of `count` blocks from the block `first` on.
+
+        Returns:
+            Moves of its blocks that `quantize` does not count.
+        """
+
+    def quantize(self, block: Value, in_chunk: Value) -> list[Value]:
+        """Quantize the block of this index, i64, and this one in the chunk.
 
         Returns:
             The scale byte i32, signed codes `<32 x i16>`, i64 1 if the block is not finite, moves
@@ -73,7 +82,7 @@ class Passes:
         """Quantize all blocks; returns how many are not finite, i64."""
         none = self._emitter.constant(I64, 0)
         collector = self._collector
-        if collector is None and self._open is None:
+        if collector is None and not self._kernel.in_chunks:
             return self._emitter.loop(blocks, [none] * 3, partial(self._quantize, none))[0]
         behind = [] if collector is None else collector.initial
 
@@ -82,6 +91,7 @@ class Passes:
             first = index * CHUNK_BLOCKS
             count = blocks.usub_sat(first).umin(CHUNK_BLOCKS)
             summed = [] if collector is None else collector.begin(index, behind)
+            moves += self._kernel.begin(first, count)
 
             def step(in_chunk: Value, values: list[Value]) -> list[Value]:
                 carried, summed = values[:3], values[3:]
@@ -108,7 +118,7 @@ class Passes:
 
     def _quantize(self, first: Value, in_chunk: Value, carried: list[Value]) -> list[Value]:
         block = first + in_chunk
-        scale_byte, codes, bad, moves, is_open, amax = self._kernel.quantize(block)
+        scale_byte, codes, bad, moves, is_open, amax = self._kernel.quantize(block, in_chunk)
         self._store(block, in_chunk, scale_byte, codes)
         bad_blocks, all_moves, found = carried
         if self._open is not None:

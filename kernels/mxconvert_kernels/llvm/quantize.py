@@ -39,7 +39,6 @@ from mxconvert_kernels.spec import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mxconvert_kernels.llvm.source import Source
     from mxconvert_kernels.spec import FloatLayout
 
 MAX_CODE = len(E2M1_HALVES) - 1
@@ -85,31 +84,24 @@ def build(dtype: FloatType, *, search: bool, sums: bool = False, native: bool = 
     parameters = [POINTER, POINTER, POINTER, I64, I32, *([POINTER, POINTER] if sums else [])]
     emitter = Emitter("quantize", parameters)
     src, packed, scales, blocks, bias, *memory = emitter.arguments
-    kernel = Kernel(emitter, Stored(emitter, src, dtype), bias, search=search)
+    source = Stored(emitter, src, dtype)
     collector = None
     if sums:
         buffers = Buffers(packed, scales, *memory)
-        collector = SumsEmitter(emitter, kernel.source, buffers, blocks, native=native)
-    passes = Passes(kernel, packed, scales, collector)
-    return emitter.finish(passes.run(blocks))
+        collector = SumsEmitter(emitter, source, buffers, blocks, native=native)
+    kernel = _StoredKernel(emitter, source, bias, search=search)
+    return emitter.finish(Passes(kernel, packed, scales, collector).run(blocks))
 
 
 class Kernel:
-    """What the steps of one kernel have in common."""
+    """What the steps of all kernels have in common."""
 
-    def __init__(self, emitter: Emitter, source: Source, bias: Value, *, search: bool) -> None:
+    def __init__(self, emitter: Emitter, dtype: FloatType, bias: Value, *, search: bool) -> None:
         self.emitter = emitter
-        self.source = source
-        self.dtype = source.dtype
-        self.layout: FloatLayout = source.dtype.layout
+        self.dtype = dtype
+        self.layout: FloatLayout = dtype.layout
         self.bias = bias
         self.search = search
-        self.defers = search and self.dtype is FloatType.BF16
-        """Whether blocks may be left open, for `settle`."""
-
-    def quantize(self, block: Value) -> list[Value]:
-        """See `passes.Kernel`."""
-        return self._quantize_bits(self.source.bits(block))
 
     def _quantize_bits(self, bits: Value) -> list[Value]:
         magnitudes = bits & self.layout.magnitude_mask
@@ -122,7 +114,7 @@ class Kernel:
             return signed(self._quantize_wide(wide, wide_amax))
 
         def fast_bf16() -> list[Value]:
-            return signed(self._quantize_lanes(self._bf16(magnitudes, amax), defer=self.defers))
+            return signed(self._quantize_lanes(self._bf16(magnitudes, amax), defer=self.search))
 
         def signed(result: Quantized) -> list[Value]:
             codes = result.codes.resize(I16) | signs(bits)
@@ -143,11 +135,6 @@ class Kernel:
         lowest = LIFT_BELOW_FIELD << self.layout.mantissa_bits
         is_normal = (amax - lowest).compare("u<", self.layout.infinity - lowest)
         return [*self.emitter.branch(is_normal, fast_bf16, any_block, likely=True), amax]
-
-    def settle(self, block: Value, amax: Value) -> list[Value]:
-        """See `passes.Kernel`."""
-        bits = self.source.bits(block)
-        return self._settle(self._bf16(bits & self.layout.magnitude_mask, amax), signs(bits))
 
     def _settle(self, block: Block, sign_bits: Value) -> list[Value]:
         """Try the neighbour of an open block's scale."""
@@ -173,15 +160,10 @@ class Kernel:
     def _quantize_lanes(self, block: Block, *, defer: bool = False) -> Quantized:
         """Choose the scale and encode."""
         bias = self.bias >> (FLOAT32_MANTISSA_BITS - block.mantissa_bits)
-        exponent = (block.amax + bias) >> block.mantissa_bits
-        scale_byte = exponent.usub_sat(ELEMENT_EMAX)
         no = self.emitter.constant(I1, 0)
         if self.search:
-            return self._search(block, scale_byte, defer=defer)
-        overflows = block.amax.compare("u>=", cap_bits(block.mantissa_bits)).zext(I32)
-        at_cap = scale_byte.compare("==", CAPPED_SCALE_BYTE).zext(I32)
-        scale_byte -= at_cap & overflows
-        floor = (block.amax >> block.mantissa_bits).usub_sat(ELEMENT_EMAX)
+            return self._search(block, floor_exponent(block.amax, block.mantissa_bits), defer=defer)
+        scale_byte, floor = choose_scale(block.amax, bias, block.mantissa_bits)
         is_below, is_above = scale_byte.compare("u<", floor), floor.compare("u<", scale_byte)
         moves = is_below.zext(I64) + (is_above.zext(I64) << ABOVE_SHIFT)
         return Quantized(scale_byte, _encode(block, scale_byte + block.lift), moves, no)
@@ -189,10 +171,7 @@ class Kernel:
     def _search(self, block: Block, floor: Value, *, defer: bool) -> Quantized:
         """Move to the exponent above or below if it has less squared error."""
         codes = _encode(block, floor + block.lift)
-        mantissa = block.amax & ((1 << block.mantissa_bits) - 1)
-        low, high = lower_gate(block.mantissa_bits), raise_gate(block.mantissa_bits)
-        # One comparison, for this branch is hard to predict: outside low < mantissa <= high.
-        may_move = (mantissa - (low + 1)).compare("u>=", high - low)
+        may_move = may_move_scale(block.amax, block.mantissa_bits)
         stay, no = self.emitter.constant(I64, 0), self.emitter.constant(I1, 0)
         if defer:
             return Quantized(floor, codes, stay, may_move)
@@ -226,20 +205,73 @@ class Kernel:
         return [better.select(floor + step, floor), chosen, better.select(move, 0)]
 
 
+class _StoredKernel(Kernel):
+    """A kernel for elements that are in memory as they are quantized."""
+
+    def __init__(self, emitter: Emitter, source: Stored, bias: Value, *, search: bool) -> None:
+        super().__init__(emitter, source.dtype, bias, search=search)
+        self._source = source
+        self.defers = self.in_chunks = search and source.dtype is FloatType.BF16
+
+    def begin(self, first: Value, count: Value) -> Value:  # noqa: ARG002
+        """See `passes.Kernel`."""
+        return self.emitter.constant(I64, 0)
+
+    def quantize(self, block: Value, in_chunk: Value) -> list[Value]:  # noqa: ARG002
+        """See `passes.Kernel`."""
+        return self._quantize_bits(self._source.bits(block))
+
+    def settle(self, block: Value, amax: Value) -> list[Value]:
+        """See `passes.Kernel`."""
+        bits = self._source.bits(block)
+        return self._settle(self._bf16(bits & self.layout.magnitude_mask, amax), signs(bits))
+
+
+def choose_scale(amax: Value, bias: Value, mantissa_bits: int) -> tuple[Value, Value]:
+    """The scale byte by the rule of `bias` and the floor exponent, i32 each or vectors thereof."""
+    scale_byte = floor_exponent(amax + bias, mantissa_bits)
+    overflows = amax.compare("u>=", cap_bits(mantissa_bits)).zext(I32)
+    at_cap = scale_byte.compare("==", CAPPED_SCALE_BYTE).zext(I32)
+    return scale_byte - (at_cap & overflows), floor_exponent(amax, mantissa_bits)
+
+
+def floor_exponent(amax: Value, mantissa_bits: int) -> Value:
+    """The scale byte of rule `floor`, i32 or a vector thereof."""
+    return (amax >> mantissa_bits).usub_sat(ELEMENT_EMAX)
+
+
+def may_move_scale(amax: Value, mantissa_bits: int) -> Value:
+    """Whether the search may leave the floor exponent."""
+    mantissa = amax & ((1 << mantissa_bits) - 1)
+    low, high = lower_gate(mantissa_bits), raise_gate(mantissa_bits)
+    # One comparison, for a branch on this is hard to predict: outside low < mantissa <= high.
+    return (mantissa - (low + 1)).compare("u>=", high - low)
+
+
+def quarter_bits(scale_byte: Value, mantissa_bits: int) -> Value:
+    """The float bits of a quarter of the scale."""
+    return (scale_byte - 2) << mantissa_bits
+
+
 def _encode(block: Block, scale_byte: Value) -> Value:
-    """Magnitude codes under a scale byte that includes the lift.
+    """Magnitude codes under a scale byte that includes the lift."""
+    lane = block.magnitudes.type.element
+    quarter = quarter_bits(scale_byte, block.mantissa_bits).resize(lane)
+    return encode_from(quarter, block.magnitudes, block.mantissa_bits)
+
+
+def encode_from(quarter: Value, magnitudes: Value, mantissa_bits: int) -> Value:
+    """Magnitude codes, given a quarter of the scale as wide as the lanes.
 
     `distance` is the float's bits counted from a quarter of the scale, above which codes are not
     zero. From one scale on, rounding it to one mantissa bit gives the code; `below_one` has the
     codes of what is smaller and never exceeds the code of what is larger.
     """
-    lane = block.magnitudes.type.element
-    shift = block.mantissa_bits - 1
-    quarter = ((scale_byte - 2) << block.mantissa_bits).resize(lane).splat(BLOCK_SIZE)
-    distance = block.magnitudes.usub_sat(quarter)
+    shift = mantissa_bits - 1
+    distance = magnitudes.usub_sat(quarter.splat(BLOCK_SIZE))
     odd = (distance >> shift) & 1
     rounded = distance + odd + ((1 << (shift - 1)) - 1 - (2 << shift))
-    below_one = distance.umin(1) + ((distance + (1 << shift)) >> (block.mantissa_bits + 1))
+    below_one = distance.umin(1) + ((distance + (1 << shift)) >> (mantissa_bits + 1))
     return rounded.ashr(shift).smax(below_one).smin(MAX_CODE)
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mxconvert_kernels.llvm.emit import F32, I16, I32, Emitter, Value, vector
 from mxconvert_kernels.spec import BLOCK_SIZE, FloatType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llvmlite import ir
 
 HALF: Final = BLOCK_SIZE // 2
 """Lanes of a vector of half as many elements, of twice the width."""
+
+
+class Near(NamedTuple):
+    """A block whose scale is near, as the sums take it."""
+
+    bits: Value
+    """In the type `near_dtype`, with or without signs."""
+    floats: Sequence[Value] = ()
+    """Magnitudes in full if the bits are not: of even index and of odd, `<16 x float>`."""
 
 
 class Source(Protocol):
@@ -19,16 +30,21 @@ class Source(Protocol):
 
     dtype: FloatType
     """Of the bits that `bits` gives."""
+    near_dtype: FloatType
+    """Of the bits that `near` gives."""
 
     def bits(self, block: Value) -> Value:
         """The elements of a block, `<32 x i16>` or `<32 x i32>`."""
+
+    def near(self, block: Value) -> Near:
+        """The elements of a block for the sums, if its scale is near."""
 
 
 class Stored:
     """Elements that are in memory as they are quantized."""
 
     def __init__(self, emitter: Emitter, pointer: Value, dtype: FloatType) -> None:
-        self.dtype = dtype
+        self.dtype = self.near_dtype = dtype
         self._emitter = emitter
         self._pointer = pointer
 
@@ -37,6 +53,10 @@ class Stored:
         element = I32 if self.dtype is FloatType.F32 else I16
         offset = block * (BLOCK_SIZE * self.dtype.itemsize)
         return self._emitter.load(self._pointer, offset, vector(element, BLOCK_SIZE))
+
+    def near(self, block: Value) -> Near:
+        """See `Source`."""
+        return Near(self.bits(block))
 
 
 def split_bf16(lanes: Value) -> list[Value]:

@@ -87,8 +87,9 @@ class SumsEmitter:
         self._blocks = blocks
         self._result = Result(emitter, buffers.result)
         # No number of blocks is negative.
-        self._adder = BlockAdder(emitter, dtype, self._result, blocks >> 63, native=native)
-        none = emitter.constant(vector(self._adder.lane, BLOCK_SIZE), 0)
+        types = dtype, source.near_dtype
+        self._adder = BlockAdder(emitter, *types, self._result, blocks >> 63, native=native)
+        none = emitter.constant(vector(self._adder.error_lane, BLOCK_SIZE), 0)
         self.initial = [emitter.constant(I1, 0), none]
         """What a loop over chunks carries."""
 
@@ -140,7 +141,7 @@ class SumsEmitter:
         """Write what was carried: the moves of the scales and the largest errors."""
         self._result.increase(BELOW, moves & ((1 << ABOVE_SHIFT) - 1))
         self._result.increase(ABOVE, moves >> ABOVE_SHIFT)
-        bits = carried[-1].reduce_umax().resize(I32) << (32 - self._adder.lane.width)
+        bits = carried[-1].reduce_umax().resize(I32) << (32 - self._adder.error_lane.width)
         self._result.raise_largest(bits.bitcast(F32).fpext(F64))
 
     def _is_near_chunk(self, count: Value) -> Value:
@@ -155,7 +156,8 @@ class SumsEmitter:
         return self._emitter.branch(is_whole, look_at_scales, lambda: [no], likely=True)[0]
 
     def _add_near(self, in_chunk: Value, now: list[Value]) -> list[Value]:
-        loaded = self._bits(in_chunk), self._codes(in_chunk), self._scale_byte(in_chunk)
+        near = self._source.near(self._first - CHUNK_BLOCKS + in_chunk)
+        loaded = near, self._codes(in_chunk), self._scale_byte(in_chunk)
         return self._adder.add_near(Chunk.restore(now), *loaded).flatten()
 
     def _add_any(self, in_chunk: Value, now: list[Value]) -> list[Value]:
