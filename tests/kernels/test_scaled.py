@@ -135,6 +135,11 @@ def any_factors(count: int, seed: int) -> np.ndarray:
     return rng.integers(0, F32.layout.infinity, count, np.uint32).view(np.float32)
 
 
+def usual_factors(count: int, seed: int) -> np.ndarray:
+    """As checkpoints have them."""
+    return np.random.default_rng(seed).uniform(1e-4, 1e-2, count).astype(np.float32)
+
+
 def tie_factors() -> np.ndarray:
     """Factors that put elements at and next to where codes change, by a few units each way."""
     exact = np.array([tie / m for tie in TIES for m in range(1, 16)], np.float32)
@@ -243,7 +248,7 @@ def test_against_the_oracle(fast, fp8, rule):
         pytest.param(np.repeat(tie_factors(), 4), id="ties"),
         pytest.param(np.repeat(EDGES, 12), id="edges"),
         pytest.param(any_factors(4000, seed=7), id="any"),
-        pytest.param(np.abs(any_factors(4000, seed=8)) % np.float32(0.01), id="usual"),
+        pytest.param(usual_factors(4000, seed=8), id="usual"),
     ],
 )
 def test_same_as_float32(fast, fp8, rule, factors):
@@ -294,6 +299,27 @@ def test_products_that_round_to_nothing(fast, fp8, rule):
     factors = np.arange(40, dtype=np.uint32).view(np.float32)
     assert_quantizes(fast, Blocks(elements, factors), fp8, rule)
     assert_widens(fast, Blocks(elements, factors), fp8)
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [(0x00, 0.01), (0x80, 0.01), (0x38, 0), (0x38, 1e-40), (0x38, 1e38), (0x7F, 0.01), (1, 1e-30)],
+)
+def test_one_unusual_block(fast, fp8, rule, unusual):
+    """Its chunk goes another way than the chunks before and after, block by block."""
+    usual = random_blocks(fp8, usual_factors(192, seed=18), seed=19)
+    usual.elements[:, 3] = 0x30  # no other block is all zero
+    assert_quantizes(fast, usual, fp8, rule)
+    for place in (0, 15, 16, 63, 64, 100, 127, 128):
+        blocks = Blocks(usual.elements.copy(), usual.factors.copy())
+        blocks.elements[place], blocks.factors[place] = unusual
+        assert_quantizes(fast, blocks, fp8, rule)
+
+
+def test_zero_blocks_among_others(fast, fp8, rule):
+    blocks = random_blocks(fp8, usual_factors(256, seed=20), seed=21)
+    blocks.elements[::3] &= 0x80
+    assert_quantizes(fast, blocks, fp8, rule)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 63, 64, 65, 129, 1023, 1025, 2049])
@@ -431,6 +457,11 @@ def test_flushing_changes_nothing(flush_subnormals, fast_backend, fp8, rule):
         quantize_scaled(fast_backend, blocks, fp8, rule),
         quantize_scaled(oracle, blocks, fp8, rule),
     )
+    found_sums, expected_sums = ErrorSums(), ErrorSums()
+    quantize_scaled(fast_backend, blocks, fp8, rule, found_sums)
+    quantize_scaled(oracle, blocks, fp8, rule, expected_sums)
+    assert found_sums.flushed == expected_sums.flushed
+    assert found_sums.max_abs_err == expected_sums.max_abs_err
     for found, wanted in zip(
         widen_scaled(fast_backend, blocks, fp8), widen_scaled(oracle, blocks, fp8), strict=True
     ):

@@ -14,10 +14,16 @@ from mxconvert_kernels.spec import BLOCK_SIZE, FACTOR_BYTES, SCALE_BIAS, FloatTy
 from mxconvert_kernels.units import UNIT_EXPONENT, quiet_nan
 
 if TYPE_CHECKING:
+    from llvmlite import ir
+
     from mxconvert_kernels.spec import FloatLayout
 
 _WIDE: Final = FloatType.F32.layout
 _BF16_MANTISSA_BITS: Final = FloatType.BF16.layout.mantissa_bits
+GROUP: Final = 16
+"""Blocks whose largest products are found together."""
+_REGISTER_BYTES: Final = 64
+
 _FLOAT64_BIAS: Final = 1023
 _FLOAT64_MANTISSA_BITS: Final = 52
 _FLOAT64_MAGNITUDE: Final = (1 << 63) - 1
@@ -56,38 +62,50 @@ class ScaledBlocks:
         factor = self._emitter.load(self._factors, block * FACTOR_BYTES, I32)
         return Elements(elements, elements.zext(I16), factor)
 
-    def largest(self, block: Value) -> Value:
-        """The largest magnitude of a block, FP8 bits i8."""
-        elements = self._emitter.load(self._elements, block * BLOCK_SIZE, vector(I8, BLOCK_SIZE))
-        return (elements & self._stored.magnitude_mask).reduce_umax()
-
-    def largest_products(self, first: Value, largest: Value) -> tuple[Value, Value]:
-        """The largest magnitudes of blocks in a row.
-
-        Args:
-            first: The first block.
-            largest: What `largest` gives for each, a vector.
+    def largest_products(self, first: Value) -> tuple[Value, Value]:
+        """The largest magnitudes of `GROUP` blocks in a row.
 
         Returns:
-            Float32 bits, and whether all elements are finite. If both are finite and the bits are
-            normal, the factor is positive and normal.
+            Float32 bits `<16 x i32>`, and whether the block is plain unless that is infinite.
         """
-        count = largest.type.count
-        floats = vector(F32, count)
-        factors = self._emitter.load(self._factors, first * FACTOR_BYTES, floats)
-        bits = largest.zext(I32) << (FLOAT32_MANTISSA_BITS - self._stored.mantissa_bits)
+        largest = self._largest(first)
+        factors = self._emitter.load(self._factors, first * FACTOR_BYTES, largest.type)
+        bits = largest << (FLOAT32_MANTISSA_BITS - self._stored.mantissa_bits)
         rebias = (SCALE_BIAS - self._stored.bias) << FLOAT32_MANTISSA_BITS
-        values = self._mend_subnormal((bits + rebias).bitcast(floats))
-        is_finite = largest.compare("u<", self._stored.infinity)
-        return values.fmul(factors).bitcast_lanes(I32), is_finite
+        values = self._mend_subnormal((bits + rebias).bitcast_lanes(F32))
+        is_plain = largest.compare("u<", self._stored.infinity) & self._is_plain_factor(factors)
+        return values.fmul(factors.bitcast_lanes(F32)).bitcast_lanes(I32), is_plain
+
+    def _largest(self, first: Value) -> Value:
+        """The largest FP8 magnitudes of `GROUP` blocks, `<16 x i32>`.
+
+        Pairs of vectors become one until there is one with four bytes of each block.
+        """
+        vectors = [
+            self._emitter.load(
+                self._elements, first * BLOCK_SIZE + offset, vector(I8, _REGISTER_BYTES)
+            )
+            & self._stored.magnitude_mask
+            for offset in range(0, GROUP * BLOCK_SIZE, _REGISTER_BYTES)
+        ]
+        for lane in (I64, I64, I32):
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [_pairwise_max(one, other, lane) for one, other in pairs]
+        words = vectors[0].bitcast(vector(I32, GROUP))
+        for distance in (16, 8):
+            both = vector(I8, _REGISTER_BYTES)
+            words = words.bitcast(both).umax((words >> distance).bitcast(both)).bitcast(words.type)
+        return words & 0xFF
 
     def is_plain(self, block: Elements) -> Value:
-        """Whether all elements are finite and no product is subnormal."""
-        lowest = lowest_factor_field(self._stored) << FLOAT32_MANTISSA_BITS
-        is_normal = (block.factor - lowest).compare("u<", _WIDE.infinity - lowest)
+        """Whether all elements are finite, the factor is positive and no product is subnormal."""
         magnitudes = block.bytes & self._stored.magnitude_mask
         bad = magnitudes.compare("u>=", self._stored.infinity).bitcast(I32)
-        return is_normal & bad.compare("==", 0)
+        return self._is_plain_factor(block.factor) & bad.compare("==", 0)
+
+    def _is_plain_factor(self, factor: Value) -> Value:
+        lowest = lowest_factor_field(self._stored) << FLOAT32_MANTISSA_BITS
+        return (factor - lowest).compare("u<", _WIDE.infinity - lowest)
 
     def any_products(self, block: Elements) -> Value:
         """The products of any elements and factor, float32 bits `<32 x i32>`."""
@@ -157,6 +175,16 @@ def _widen_factor(factor: Value) -> Value:
     units = magnitude.sitofp(F64).fmul(2.0**-UNIT_EXPONENT)
     is_subnormal = magnitude.compare("u<", 1 << FLOAT32_MANTISSA_BITS)
     return is_subnormal.select(units, magnitude.bitcast(F32).fpext(F64))
+
+
+def _pairwise_max(one: Value, other: Value, lane: ir.IntType) -> Value:
+    """The maxima, byte by byte, of lanes side by side: those of one vector, then of another."""
+    lanes = 8 * _REGISTER_BYTES // lane.width
+    first, second = (value.bitcast(vector(lane, lanes)) for value in (one, other))
+    even, odd = (
+        first.lanes_with(second, range(which, 2 * lanes, 2)).bitcast(one.type) for which in range(2)
+    )
+    return even.umax(odd)
 
 
 def _as_integers(floats: list[Value]) -> list[Value]:

@@ -260,7 +260,9 @@ def _encode(block: Block, scale_byte: Value) -> Value:
     return encode_from(quarter, block.magnitudes, block.mantissa_bits)
 
 
-def encode_from(quarter: Value, magnitudes: Value, mantissa_bits: int) -> Value:
+def encode_from(
+    quarter: Value, magnitudes: Value, mantissa_bits: int, one: Value | int = 1
+) -> Value:
     """Magnitude codes, given a quarter of the scale as wide as the lanes.
 
     `distance` is the float's bits counted from a quarter of the scale, above which codes are not
@@ -271,7 +273,7 @@ def encode_from(quarter: Value, magnitudes: Value, mantissa_bits: int) -> Value:
     distance = magnitudes.usub_sat(quarter.splat(BLOCK_SIZE))
     odd = (distance >> shift) & 1
     rounded = distance + odd + ((1 << (shift - 1)) - 1 - (2 << shift))
-    below_one = distance.umin(1) + ((distance + (1 << shift)) >> (mantissa_bits + 1))
+    below_one = distance.umin(one) + ((distance + (1 << shift)) >> (mantissa_bits + 1))
     return rounded.ashr(shift).smax(below_one).smin(MAX_CODE)
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mxconvert_kernels.lanes import FLOAT32_MANTISSA_BITS, LIFT_BELOW_FIELD
-from mxconvert_kernels.llvm.emit import F32, I1, I8, I16, I32, I64, Emitter, Value, vector
+from mxconvert_kernels.llvm.emit import F32, I1, I8, I16, I32, I64, Emitter, Value
+from mxconvert_kernels.llvm.fp8 import GROUP
 from mxconvert_kernels.llvm.kept import KeptProducts, odd_bits
 from mxconvert_kernels.llvm.quantize import (
     Block,
@@ -23,17 +24,13 @@ from mxconvert_kernels.llvm.quantize import (
     encode_from,
     may_move_scale,
     quarter_bits,
-    signs,
 )
-from mxconvert_kernels.llvm.source import HALF
 from mxconvert_kernels.llvm.sums import ABOVE_SHIFT, CHUNK_BLOCKS
 from mxconvert_kernels.spec import BLOCK_SIZE, FloatType
 
 if TYPE_CHECKING:
     from mxconvert_kernels.llvm.fp8 import Elements, ScaledBlocks
 
-_GROUP: Final = 16
-"""Blocks whose scales are chosen together."""
 _WIDE: Final = FloatType.F32.layout
 _LOWEST: Final = LIFT_BELOW_FIELD << FLOAT32_MANTISSA_BITS
 _NARROW_BITS: Final = FloatType.BF16.layout.mantissa_bits
@@ -42,8 +39,6 @@ _NARROW_BITS: Final = FloatType.BF16.layout.mantissa_bits
 class _Prepared(NamedTuple):
     """What is known of the blocks of a chunk, in memory."""
 
-    largest: Value
-    """FP8 magnitudes, i8."""
     scales: Value
     """Scale bytes, i8."""
     quarters: Value
@@ -80,9 +75,7 @@ class ScaledKernel(Kernel):
         self._blocks = source
         self._kept = kept
         self._one = zero.trunc(I16).splat(BLOCK_SIZE) + 1
-        self._prepared = _Prepared(
-            *(emitter.stack(size * CHUNK_BLOCKS) for size in (1, 1, 2, 2, 1))
-        )
+        self._prepared = _Prepared(*(emitter.stack(size * CHUNK_BLOCKS) for size in (1, 2, 2, 1)))
         self.in_chunks = True
         self.defers = search
 
@@ -123,7 +116,7 @@ class ScaledKernel(Kernel):
             self._kept.keep(block, products, narrow)
         load, prepared = self.emitter.load, self._prepared
         quarter = load(prepared.quarters, in_chunk * 2, I16)
-        codes = encode_from(quarter, narrow, _NARROW_BITS) | _signs(elements)
+        codes = encode_from(quarter, narrow, _NARROW_BITS, self._one) | _signs(elements)
         scale_byte = load(prepared.scales, in_chunk, I8).zext(I32)
         none = self.emitter.constant(I64, 0)
         result = [scale_byte, codes, none, none]
@@ -148,41 +141,34 @@ class ScaledKernel(Kernel):
         """Choose the scales of a whole chunk; returns whether that is all, i1, and moves."""
         emitter, none = self.emitter, self.emitter.constant(I64, 0)
 
-        def find_largest(in_chunk: Value, carried: list[Value]) -> list[Value]:
-            largest = self._blocks.largest(first + in_chunk)
-            emitter.store(largest, self._prepared.largest, in_chunk)
-            return carried
-
-        emitter.loop(emitter.constant(I64, CHUNK_BLOCKS), [], find_largest)
-
         def choose(group: Value, carried: list[Value]) -> list[Value]:
-            normal, moves = self._choose_scales(first, group * _GROUP)
-            return [carried[0] + normal, carried[1] + moves]
+            ready, moves = self._choose_scales(first, group * GROUP)
+            return [carried[0] + ready, carried[1] + moves]
 
-        groups = emitter.constant(I64, CHUNK_BLOCKS // _GROUP)
-        normal, moves = emitter.loop(groups, [none, none], choose)
-        return [normal.compare("==", CHUNK_BLOCKS), moves]
+        groups = emitter.constant(I64, CHUNK_BLOCKS // GROUP)
+        ready, moves = emitter.loop(groups, [none, none], choose)
+        return [ready.compare("==", CHUNK_BLOCKS), moves]
 
     def _choose_scales(self, first: Value, in_chunk: Value) -> tuple[Value, Value]:
         """Choose the scales of a group; returns how many are as they should be, and moves."""
         emitter, prepared = self.emitter, self._prepared
-        largest = emitter.load(prepared.largest, in_chunk, vector(I8, _GROUP))
-        amax, is_finite = self._blocks.largest_products(first + in_chunk, largest)
-        is_normal = is_finite & (amax - _LOWEST).compare("u<", _WIDE.infinity - _LOWEST)
-        scales, floor = choose_scale(amax, self.bias.splat(_GROUP), FLOAT32_MANTISSA_BITS)
+        amax, is_plain = self._blocks.largest_products(first + in_chunk)
+        is_normal = (amax - _LOWEST).compare("u<", _WIDE.infinity - _LOWEST)
+        is_ready = is_plain & (is_normal | amax.compare("==", 0))
+        scales, floor = choose_scale(amax, self.bias.splat(GROUP), FLOAT32_MANTISSA_BITS)
         emitter.store(scales.trunc(I8), prepared.scales, in_chunk)
         quarters = quarter_bits(scales, _NARROW_BITS).trunc(I16)
         emitter.store(quarters, prepared.quarters, in_chunk * 2)
         if self.search:
-            is_open = may_move_scale(amax, FLOAT32_MANTISSA_BITS).zext(I8)
-            emitter.store(is_open, prepared.is_open, in_chunk)
+            is_open = may_move_scale(amax, FLOAT32_MANTISSA_BITS) & is_normal
+            emitter.store(is_open.zext(I8), prepared.is_open, in_chunk)
             maxima = ((amax >> 16) | (amax & 0xFFFF).umin(1)).trunc(I16)
             emitter.store(maxima, prepared.maxima, in_chunk * 2)
         below, above = scales.compare("u<", floor), floor.compare("u<", scales)
         moves = below.count_true() + (above.count_true() << ABOVE_SHIFT)
-        return is_normal.count_true(), moves
+        return is_ready.count_true(), moves
 
 
 def _signs(elements: Elements) -> Value:
-    """Bit 3 of each code of a plain block."""
-    return signs(elements.lanes << 8)
+    """Bit 3 of each code of a plain block, where no product is zero but that of zero."""
+    return ((elements.lanes + 0x7F) >> 5) & 8
