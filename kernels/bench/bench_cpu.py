@@ -25,6 +25,7 @@ from _timing import (
 )
 from mxconvert_kernels import ErrorSums, FloatType, ScaleRule, explain_backend, get_backend
 from mxconvert_kernels.histograms import histograms
+from mxconvert_kernels.spec import WHOLE_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--backends", nargs="+", default=["llvm", "numpy"])
-    parser.add_argument("--dtypes", nargs="+", type=FloatType, default=list(FloatType))
+    parser.add_argument("--dtypes", nargs="+", type=FloatType, default=list(WHOLE_TYPES))
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 

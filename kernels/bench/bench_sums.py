@@ -19,6 +19,7 @@ from _timing import BLOCK, describe_machine, median
 from bench_cpu import make_source
 from mxconvert_kernels import ErrorSums, FloatType, ScaleRule, explain_backend, get_backend
 from mxconvert_kernels.histograms import histograms
+from mxconvert_kernels.spec import WHOLE_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,7 @@ def main() -> None:
     options = parse_arguments()
     rows = [
         measure(options.backend, dtype, rule, options.mib << 20, options.rounds)
-        for dtype in FloatType
+        for dtype in WHOLE_TYPES
         for rule in (ScaleRule.MSE, ScaleRule.EVEN)
     ]
     if options.json:

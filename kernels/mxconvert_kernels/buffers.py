@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mxconvert_kernels.spec import BLOCK_SIZE, PACKED_BLOCK_BYTES
+from mxconvert_kernels.spec import (
+    BLOCK_SIZE,
+    FACTOR_BYTES,
+    PACKED_BLOCK_BYTES,
+    SCALED_TYPES,
+    WHOLE_TYPES,
+    FloatType,
+)
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from collections.abc import Sequence
 
-    from mxconvert_kernels.spec import FloatType
+    from typing_extensions import Buffer
 
 
 def byte_length(buffer: Buffer, name: str, *, writable: bool = False) -> int:
@@ -55,23 +62,72 @@ def count_blocks(
         name: What to call the buffer of floats in messages.
 
     Raises:
-        ValueError: The sizes do not fit together.
+        ValueError: The sizes do not fit together, or floats of this type need factors.
     """
+    _check_type(dtype, WHOLE_TYPES)
+    blocks = _count(float_bytes, dtype, name)
+    _check_codes(blocks, packed_bytes, scale_bytes)
+    return blocks
+
+
+def count_scaled_blocks(
+    source_bytes: int, dtype: FloatType, factor_bytes: int, packed_bytes: int, scale_bytes: int
+) -> int:
+    """The number of blocks that a tensor of FP8, its factors, codes and scales hold.
+
+    Raises:
+        ValueError: The sizes do not fit together, or the type is not FP8.
+    """
+    blocks = _count_with_factors(source_bytes, dtype, factor_bytes)
+    _check_codes(blocks, packed_bytes, scale_bytes)
+    return blocks
+
+
+def count_widened_blocks(
+    source_bytes: int, dtype: FloatType, factor_bytes: int, output_bytes: int
+) -> int:
+    """The number of blocks that a tensor of FP8, its factors and a tensor of BF16 hold.
+
+    Raises:
+        ValueError: The sizes do not fit together, or the type is not FP8.
+    """
+    blocks = _count_with_factors(source_bytes, dtype, factor_bytes)
+    _check(output_bytes, "output_bf16", blocks, BLOCK_SIZE * FloatType.BF16.itemsize)
+    return blocks
+
+
+def _count_with_factors(source_bytes: int, dtype: FloatType, factor_bytes: int) -> int:
+    _check_type(dtype, SCALED_TYPES)
+    blocks = _count(source_bytes, dtype, "source")
+    _check(factor_bytes, "factors", blocks, FACTOR_BYTES)
+    return blocks
+
+
+def _count(float_bytes: int, dtype: FloatType, name: str) -> int:
     block_bytes = BLOCK_SIZE * dtype.itemsize
     if float_bytes % block_bytes:
         raise ValueError(
             f"{name}: expected a multiple of {block_bytes} bytes (blocks of {BLOCK_SIZE} {dtype} "
             f"elements), found {float_bytes} bytes"
         )
-    blocks = float_bytes // block_bytes
-    if packed_bytes != blocks * PACKED_BLOCK_BYTES:
+    return float_bytes // block_bytes
+
+
+def _check_codes(blocks: int, packed_bytes: int, scale_bytes: int) -> None:
+    _check(packed_bytes, "packed", blocks, PACKED_BLOCK_BYTES)
+    _check(scale_bytes, "scales", blocks, 1)
+
+
+def _check(found_bytes: int, name: str, blocks: int, block_bytes: int) -> None:
+    """Refuse a buffer that does not have so many bytes for each block."""
+    if found_bytes != blocks * block_bytes:
         raise ValueError(
-            f"packed: expected {blocks * PACKED_BLOCK_BYTES} bytes for {blocks * BLOCK_SIZE} "
-            f"elements, found {packed_bytes} bytes"
+            f"{name}: expected {blocks * block_bytes} bytes for {blocks * BLOCK_SIZE} elements, "
+            f"found {found_bytes} bytes"
         )
-    if scale_bytes != blocks:
-        raise ValueError(
-            f"scales: expected {blocks} bytes for {blocks * BLOCK_SIZE} elements, "
-            f"found {scale_bytes} bytes"
-        )
-    return blocks
+
+
+def _check_type(dtype: FloatType, known: Sequence[FloatType]) -> None:
+    if dtype not in known:
+        *most, last = known
+        raise ValueError(f"dtype: expected {', '.join(most)} or {last}, found {dtype}")

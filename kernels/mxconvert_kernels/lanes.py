@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mxconvert_kernels.spec import ScaleRule
+from mxconvert_kernels.spec import FloatLayout, ScaleRule
 
 LIFT_EXPONENT: Final = 64
 """Blocks of tiny values are multiplied by 2 ** 64 first, so that none of them is subnormal."""
@@ -57,3 +57,11 @@ def lower_gate(mantissa_bits: int) -> int:
     exact = 15 << mantissa_bits >> 7
     half_error_unit = 1 << mantissa_bits >> 13
     return exact + half_error_unit
+
+
+def lowest_factor_field(layout: FloatLayout) -> int:
+    """The exponent field of a factor from which on no product is subnormal.
+
+    The smallest element other than zero is 2 ** (1 - bias - mantissa_bits).
+    """
+    return layout.bias + layout.mantissa_bits

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from mxconvert_kernels.buffers import byte_length, count_blocks, count_elements
+from mxconvert_kernels.buffers import (
+    byte_length,
+    count_blocks,
+    count_elements,
+    count_scaled_blocks,
+    count_widened_blocks,
+)
 from mxconvert_kernels.lanes import (
     CAPPED_SCALE_BYTE,
     FLOAT32_MANTISSA_BITS,
@@ -24,6 +30,7 @@ from mxconvert_kernels.lanes import (
     raise_gate,
     rule_bias,
 )
+from mxconvert_kernels.numpy_scaled import multiply, narrow
 from mxconvert_kernels.numpy_sums import sum_blocks
 from mxconvert_kernels.reference import decode
 from mxconvert_kernels.spec import (
@@ -109,6 +116,50 @@ class NumpyBackend:
         for chunk in _chunks(blocks, CHUNK_BLOCKS):
             index = scales_in[chunk, None].astype(np.intp) << 8 | bytes_in[chunk]
             pairs_out[chunk] = table[index]
+
+    def quantize_scaled(  # noqa: PLR0917  (a parameter for each buffer)
+        self,
+        source: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        factors: Buffer,
+        packed: Buffer,
+        scales: Buffer,
+        sums: ErrorSums | None = None,
+    ) -> NonFinite:
+        """See `Backend.quantize_scaled`."""
+        blocks = count_scaled_blocks(
+            byte_length(source, "source"),
+            dtype,
+            byte_length(factors, "factors"),
+            byte_length(packed, "packed", writable=True),
+            byte_length(scales, "scales", writable=True),
+        )
+        found = ALL_FINITE
+        for chunk, bits in _scaled_chunks(source, dtype, factors, blocks):
+            outputs = (
+                _rows(packed, np.uint8, blocks)[chunk],
+                _rows(scales, np.uint8, blocks)[chunk, 0],
+            )
+            in_chunk = _quantize_chunk(bits, FloatType.F32, rule, *outputs)
+            if sums is not None:
+                sums.add(sum_blocks(bits, FloatType.F32, *outputs))
+            found = _add(found, in_chunk, chunk.start * BLOCK_SIZE)
+        return found
+
+    def widen_scaled(
+        self, source: Buffer, dtype: FloatType, factors: Buffer, output_bf16: Buffer
+    ) -> NonFinite:
+        """See `Backend.widen_scaled`."""
+        blocks = count_widened_blocks(
+            byte_length(source, "source"),
+            dtype,
+            byte_length(factors, "factors"),
+            byte_length(output_bf16, "output_bf16", writable=True),
+        )
+        for chunk, bits in _scaled_chunks(source, dtype, factors, blocks):
+            _rows(output_bf16, np.dtype("<u2"), blocks)[chunk] = narrow(bits)
+        return self.scan(output_bf16, FloatType.BF16)
 
     def scan(self, src: Buffer, dtype: FloatType) -> NonFinite:
         """See `Backend.scan`."""
@@ -307,6 +358,21 @@ def _add(found: NonFinite, more: NonFinite, offset: int) -> NonFinite:
         return found
     first = found.first if found else more.first + offset
     return NonFinite(found.count + more.count, first)
+
+
+def _scaled_chunks(
+    source: Buffer, dtype: FloatType, factors: Buffer, blocks: int
+) -> Iterator[tuple[slice, Array]]:
+    """Chunks of blocks with the float32 bits of their values `[B, 32]`."""
+    for chunk in _chunks(blocks, CHUNK_BLOCKS):
+        elements = _rows(source, np.uint8, blocks)[chunk]
+        by_block = _rows(factors, np.dtype("<u4"), blocks)[chunk, 0]
+        yield chunk, multiply(elements, dtype, np.ascontiguousarray(by_block))
+
+
+def _rows(buffer: Buffer, kind: Any, blocks: int) -> Array:
+    """A buffer with one row for each of one or more blocks."""
+    return np.frombuffer(memoryview(buffer), kind).reshape(blocks, -1)
 
 
 def _chunks(length: int, size: int) -> Iterator[slice]:

@@ -1,8 +1,6 @@
 """The oracle: MXFP4 in exact integers, one block at a time, written to be read.
 
-Every finite value of BF16, F16 and F32 is a whole multiple of 2 ** -149, the smallest float32.
-Magnitudes are held as that multiple (a Python integer, named `n_units` or `units`), so that no
-step rounds unless the format does.
+Magnitudes are whole numbers of 2 ** -149, named `n_units` or `units`; see `units`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,13 @@ import ctypes
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mxconvert_kernels.buffers import byte_length, count_blocks, count_elements
+from mxconvert_kernels.buffers import (
+    byte_length,
+    count_blocks,
+    count_elements,
+    count_scaled_blocks,
+    count_widened_blocks,
+)
 from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.spec import (
     ALL_FINITE,
@@ -28,14 +32,20 @@ from mxconvert_kernels.spec import (
     NonFinite,
     ScaleRule,
 )
+from mxconvert_kernels.units import (
+    UNIT_EXPONENT,
+    float32_product,
+    magnitude_units,
+    narrow_to_bf16,
+    nearest_bits,
+    quiet_nan,
+    round_shift,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from typing_extensions import Buffer
-
-UNIT_EXPONENT: Final = 149
-"""Magnitudes count in units of 2 ** -149."""
 
 TIES_IN_QUARTERS: Final = (1, 3, 5, 7, 10, 14, 20)
 """Four times the point halfway between the magnitudes of codes i and i + 1."""
@@ -44,31 +54,9 @@ BF16_OVERFLOW: Final = 1 << (128 + UNIT_EXPONENT)
 """The first power of two above BF16's range, in units."""
 
 
-def magnitude_units(bits: int, dtype: FloatType) -> int | None:
-    """The magnitude of an element in units of 2 ** -149, None if it is NaN or infinite."""
-    layout = dtype.layout
-    bits &= layout.magnitude_mask
-    if bits >= layout.infinity:
-        return None
-    field = bits >> layout.mantissa_bits
-    mantissa = bits & ((1 << layout.mantissa_bits) - 1)
-    if field:
-        mantissa |= 1 << layout.mantissa_bits
-    exponent = max(field, 1) - layout.bias - layout.mantissa_bits
-    return mantissa << (exponent + UNIT_EXPONENT)
-
-
 def scale_units(scale_byte: int) -> int:
     """The value of a scale byte in units of 2 ** -149."""
     return 1 << (scale_byte - SCALE_BIAS + UNIT_EXPONENT)
-
-
-def round_shift(value: int, shift: int) -> int:
-    """Value / 2 ** shift, rounded to nearest, ties to even."""
-    quotient, remainder = divmod(value, 1 << shift)
-    half = (1 << shift) >> 1
-    up = remainder > half or (remainder == half and quotient % 2 == 1)
-    return quotient + int(up and shift > 0)
 
 
 def magnitude_code(units: int, scale_byte: int) -> int:
@@ -181,14 +169,9 @@ def decode(code: int, scale_byte: int, dtype: FloatType) -> int:
     layout = dtype.layout
     sign = (layout.magnitude_mask + 1) if code & SIGN_BIT else 0
     if scale_byte == NAN_SCALE_BYTE:
-        quiet = 1 << (layout.mantissa_bits - 1)
-        return sign | layout.infinity | quiet
+        return sign | quiet_nan(dtype)
     units = E2M1_HALVES[code & 7] * scale_units(scale_byte) // 2
-    smallest_exponent = 1 - layout.bias - layout.mantissa_bits
-    field = max(units.bit_length() - 1 - UNIT_EXPONENT + layout.bias, 1)
-    mantissa = round_shift(units, smallest_exponent + UNIT_EXPONENT + field - 1)
-    # The hidden bit of a normal number carries into the field, hence `field - 1`.
-    return sign | min(((field - 1) << layout.mantissa_bits) + mantissa, layout.infinity)
+    return sign | nearest_bits(units, UNIT_EXPONENT, dtype)
 
 
 class ExactSums:
@@ -298,6 +281,41 @@ class ReferenceBackend:
                 at = (2 * i + half) * size
                 out_bytes[at : at + size] = bits.to_bytes(size, "little")
 
+    def quantize_scaled(  # noqa: PLR0917  (a parameter for each buffer)
+        self,
+        source: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        factors: Buffer,
+        packed: Buffer,
+        scales: Buffer,
+        sums: ErrorSums | None = None,
+    ) -> NonFinite:
+        """See `Backend.quantize_scaled`."""
+        count_scaled_blocks(
+            byte_length(source, "source"),
+            dtype,
+            byte_length(factors, "factors"),
+            byte_length(packed, "packed", writable=True),
+            byte_length(scales, "scales", writable=True),
+        )
+        values = _join_elements(_multiply(source, dtype, factors), FloatType.F32)
+        return self.quantize(values, FloatType.F32, rule, packed, scales, sums=sums)
+
+    def widen_scaled(
+        self, source: Buffer, dtype: FloatType, factors: Buffer, output_bf16: Buffer
+    ) -> NonFinite:
+        """See `Backend.widen_scaled`."""
+        count_widened_blocks(
+            byte_length(source, "source"),
+            dtype,
+            byte_length(factors, "factors"),
+            byte_length(output_bf16, "output_bf16", writable=True),
+        )
+        values = [narrow_to_bf16(bits) for bits in _multiply(source, dtype, factors)]
+        _writable_bytes(output_bf16)[:] = _join_elements(values, FloatType.BF16)
+        return self.scan(output_bf16, FloatType.BF16)
+
     def scan(self, src: Buffer, dtype: FloatType) -> NonFinite:
         """See `Backend.scan`."""
         count_elements(byte_length(src, "src"), dtype, "src")
@@ -313,6 +331,20 @@ def _read_elements(src: Buffer, dtype: FloatType) -> list[int]:
     """The bit patterns of all elements."""
     data, size = memoryview(src).tobytes(), dtype.itemsize
     return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+
+
+def _join_elements(bits: Sequence[int], dtype: FloatType) -> bytes:
+    """The inverse of `_read_elements`."""
+    return b"".join(element.to_bytes(dtype.itemsize, "little") for element in bits)
+
+
+def _multiply(source: Buffer, dtype: FloatType, factors: Buffer) -> list[int]:
+    """The float32 bits of all elements times their blocks' factors."""
+    by_block = _read_elements(factors, FloatType.F32)
+    return [
+        float32_product(element, dtype, by_block[index // BLOCK_SIZE])
+        for index, element in enumerate(_read_elements(source, dtype))
+    ]
 
 
 def _writable_bytes(buffer: Buffer) -> memoryview:

@@ -68,10 +68,14 @@ class FloatLayout:
     mantissa_bits: int
     exponent_bits: int
     bias: int
+    has_infinity: bool = True
+    """False for OCP's E4M3: its highest exponent holds numbers and, as the last pattern, NaN."""
 
     @property
     def infinity(self) -> int:
-        """The bits of +Inf; magnitudes from here on are not finite."""
+        """The bits of +Inf, or of NaN if that is all there is; from here on nothing is finite."""
+        if not self.has_infinity:
+            return self.magnitude_mask
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
 
     @property
@@ -81,11 +85,15 @@ class FloatLayout:
 
 
 class FloatType(StrEnum):
-    """An element type to quantize from or dequantize to, by its name in safetensors."""
+    """An element type by its name in safetensors."""
 
     BF16 = "BF16"
     F16 = "F16"
     F32 = "F32"
+    F8_E4M3 = "F8_E4M3"
+    """OCP FP8 without infinities, S.1111.111 is NaN; a source whose blocks have a factor."""
+    F8_E5M2 = "F8_E5M2"
+    """OCP FP8 laid out as IEEE 754 has it; a source whose blocks have a factor."""
 
     @property
     def itemsize(self) -> int:
@@ -102,7 +110,20 @@ _LAYOUTS: Final = {
     FloatType.BF16: FloatLayout(itemsize=2, mantissa_bits=7, exponent_bits=8, bias=127),
     FloatType.F16: FloatLayout(itemsize=2, mantissa_bits=10, exponent_bits=5, bias=15),
     FloatType.F32: FloatLayout(itemsize=4, mantissa_bits=23, exponent_bits=8, bias=127),
+    FloatType.F8_E4M3: FloatLayout(
+        itemsize=1, mantissa_bits=3, exponent_bits=4, bias=7, has_infinity=False
+    ),
+    FloatType.F8_E5M2: FloatLayout(itemsize=1, mantissa_bits=2, exponent_bits=5, bias=15),
 }
+
+WHOLE_TYPES: Final = (FloatType.BF16, FloatType.F16, FloatType.F32)
+"""Types whose elements mean what they say: `quantize` reads and `dequantize` writes them."""
+
+SCALED_TYPES: Final = (FloatType.F8_E4M3, FloatType.F8_E5M2)
+"""Types that mean something times a factor: `quantize_scaled` and `widen_scaled` read them."""
+
+FACTOR_BYTES: Final = 4
+"""Of the float32 that the elements of a block are multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +196,62 @@ class Backend(Protocol):
             ValueError: A buffer has the wrong size, is not contiguous or cannot be written.
         """
 
+    def quantize_scaled(  # noqa: PLR0917  (a parameter for each buffer)
+        self,
+        source: Buffer,
+        dtype: FloatType,
+        rule: ScaleRule,
+        factors: Buffer,
+        packed: Buffer,
+        scales: Buffer,
+        sums: ErrorSums | None = None,
+    ) -> NonFinite:
+        """Quantize n elements of FP8, n a multiple of 32, that are to be multiplied first.
+
+        A value is the element times its block's factor: one multiplication of float32 (IEEE 754, to
+        nearest, ties to even, nothing flushed). Then all is as `quantize` does it to float32.
+
+        Args:
+            source: n elements of `dtype`, flat.
+            dtype: One of `SCALED_TYPES`.
+            rule: How scales are chosen.
+            factors: n / 32 float32, one for each block, finite and not negative.
+            packed: Receives n / 2 bytes.
+            scales: Receives n / 32 E8M0 bytes.
+            sums: Is added to, over the values.
+
+        Returns:
+            How many values are NaN or infinite, be it that their element is or that they overflow.
+
+        Raises:
+            ValueError: A buffer has the wrong size, is not contiguous or cannot be written, or
+                `dtype` is not FP8.
+        """
+
+    def widen_scaled(
+        self, source: Buffer, dtype: FloatType, factors: Buffer, output_bf16: Buffer
+    ) -> NonFinite:
+        """Turn n elements of FP8 into BF16, n a multiple of 32.
+
+        The values of `quantize_scaled`, rounded to nearest, ties to even. NaN becomes 0x7FC0 with
+        the sign of element times factor.
+
+        Args:
+            source: n elements of `dtype`, flat.
+            dtype: One of `SCALED_TYPES`.
+            factors: n / 32 float32, one for each block, finite and not negative.
+            output_bf16: Receives n elements.
+
+        Returns:
+            How many of them are NaN or infinite, be it that they overflow BF16 alone.
+
+        Raises:
+            ValueError: A buffer has the wrong size, is not contiguous or cannot be written, or
+                `dtype` is not FP8.
+        """
+
     def scan(self, src: Buffer, dtype: FloatType) -> NonFinite:
-        """Count NaN and infinite elements of a tensor of any length.
+        """Count NaN and infinite elements of a tensor of any length and of any type.
 
         Args:
             src: Whole elements of `dtype`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from mxconvert_kernels import Backend, FloatType, ScaleRule, get_backend
+from mxconvert_kernels.spec import WHOLE_TYPES
 
 BACKENDS = ("llvm", "numpy", "reference")
 
@@ -20,7 +21,7 @@ def fast_backend(request: pytest.FixtureRequest) -> Backend:
     return get_backend(request.param)
 
 
-@pytest.fixture(params=FloatType)
+@pytest.fixture(params=WHOLE_TYPES)
 def dtype(request: pytest.FixtureRequest) -> FloatType:
     return request.param
 

@@ -9,7 +9,7 @@ import pytest
 from mxconvert_kernels import FloatType, ScaleRule, get_backend
 from mxconvert_kernels.lanes import lower_gate, raise_gate
 from mxconvert_kernels.reference import magnitude_units, quantize_block, squared_error
-from mxconvert_kernels.spec import E2M1_HALVES, ERROR_FRACTION_BITS
+from mxconvert_kernels.spec import E2M1_HALVES, ERROR_FRACTION_BITS, WHOLE_TYPES
 
 from tests.kernels.blocks import codes, encode, quantize, spread_bits, to_floats
 
@@ -32,7 +32,7 @@ def test_squared_errors_fit_in_32_bits():
     assert all(32 * squared_errors(step).max() < 2**31 for step in (-1, 0, 1))
 
 
-@pytest.mark.parametrize("dtype", FloatType)
+@pytest.mark.parametrize("dtype", WHOLE_TYPES)
 def test_the_error_depends_on_the_rounded_magnitude_alone(dtype):
     """Where rounding to units crosses a tie, both codes are equally far from the rounded value."""
     bits = spread_bits(dtype, 60, seed=7, top=dtype.layout.bias + 2)
@@ -51,7 +51,7 @@ def test_gate_of_the_exponent_above():
     assert gain[: 7 * UNIT + 1].max() == 0
     assert gain[7 * UNIT + 1] > 0
     # A maximum that rounds to more than 7 scales has a mantissa above the gate.
-    for dtype in FloatType:
+    for dtype in WHOLE_TYPES:
         shift = dtype.layout.mantissa_bits
         assert raise_gate(shift) / (1 << shift) == 0.75
 
@@ -64,7 +64,7 @@ def test_gate_of_the_exponent_below():
     possible = np.flatnonzero(gain + 31 * most >= 0)
     as_maximum = possible[possible >= 4 * UNIT]
     assert as_maximum.max() == 4.46875 * UNIT
-    for dtype in FloatType:
+    for dtype in WHOLE_TYPES:
         shift = dtype.layout.mantissa_bits
         gate = 4 * (1 + lower_gate(shift) / (1 << shift)) * UNIT
         assert np.rint(gate) == 4.46875 * UNIT  # the gate rounds to the last possible maximum,

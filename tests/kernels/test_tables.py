@@ -10,7 +10,7 @@ from tests.kernels.blocks import codes, encode, quantize, to_floats
 from tests.kernels.blocks import dequantize as decode
 
 MSE, EVEN, FLOOR, RCEIL = ScaleRule
-BF16, F16, F32 = FloatType
+BF16, F16, F32 = FloatType.BF16, FloatType.F16, FloatType.F32
 
 TIES_AND_NEIGHBOURS = {
     0.25: 0,

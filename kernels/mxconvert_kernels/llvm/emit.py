@@ -63,6 +63,9 @@ class Value:
     def __or__(self, other: Operand) -> Value:
         return self._binary("or_", other)
 
+    def __xor__(self, other: Operand) -> Value:
+        return self._binary("xor", other)
+
     def __lshift__(self, other: Operand) -> Value:
         return self._binary("shl", other)
 
@@ -153,6 +156,10 @@ class Value:
     def sitofp(self, element: ir.Type) -> Value:
         """Convert signed integers to floats."""
         return self._convert("sitofp", element)
+
+    def fptrunc(self, element: ir.Type) -> Value:
+        """Narrow floats, to nearest, ties to even."""
+        return self._convert("fptrunc", element)
 
     def fpext(self, element: ir.Type) -> Value:
         """Widen floats."""
@@ -273,8 +280,9 @@ class Emitter:
         return Value(self, constant)
 
     def stack(self, size_bytes: int) -> Value:
-        """A pointer to memory of this call, before any loop."""
+        """A pointer to memory of this call at a multiple of 64; ask for it before any loop."""
         memory = self.builder.alloca(ir.ArrayType(I8, size_bytes))
+        memory.align = 64
         memory.type = POINTER
         return Value(self, memory)
 

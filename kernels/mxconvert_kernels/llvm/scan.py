@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mxconvert_kernels.llvm.emit import I16, I32, I64, POINTER, Emitter, Value, vector
+from mxconvert_kernels.llvm.emit import I8, I16, I32, I64, POINTER, Emitter, Value, vector
 
 if TYPE_CHECKING:
     from mxconvert_kernels.spec import FloatType
@@ -17,7 +17,7 @@ def build(dtype: FloatType) -> str:
     """The kernel's module, for elements of `dtype` in any number."""
     emitter = Emitter("scan", [POINTER, I64])
     src, elements = emitter.arguments
-    element = I32 if dtype.itemsize == 4 else I16  # noqa: PLR2004
+    element = {1: I8, 2: I16, 4: I32}[dtype.itemsize]
     lanes = VECTOR_BYTES // dtype.itemsize
     layout = dtype.layout
 
@@ -27,7 +27,7 @@ def build(dtype: FloatType) -> str:
 
         def some() -> list[Value]:
             bad = magnitudes.compare("u>=", layout.infinity)
-            return [bad.zext(element).reduce_add().zext(I64)]
+            return [bad.count_true()]
 
         any_bad = magnitudes.reduce_umax().compare("u>=", layout.infinity)
         found = emitter.branch(any_bad, some, lambda: [emitter.constant(I64, 0)], likely=False)

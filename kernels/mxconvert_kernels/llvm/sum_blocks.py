@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from llvmlite import ir
 
+    from mxconvert_kernels.llvm.source import Near
+
 SUMS: Final = 3
 """Of x * x, q * q and err * err."""
 
@@ -71,7 +73,7 @@ class Chunk(NamedTuple):
     smallest: Value
     """The smallest magnitudes, bits in the elements' lanes."""
     largest: Value
-    """The bits of the largest errors, like the magnitudes."""
+    """The bits of the largest errors, in lanes of their own."""
 
     def flatten(self) -> list[Value]:
         """All values in a row, as loops carry them."""
@@ -113,24 +115,35 @@ class BlockAdder:
     Args:
         emitter: The function under construction, before any loop.
         dtype: The type of the elements.
+        near_dtype: The type of the bits of near blocks.
         result: Receives the far blocks.
         zero: An i64 that is zero, which the compiler must not know.
-        native: Use the instructions of `avx512_bf16` for BF16.
+        native: Use the instructions of `avx512_bf16` for near blocks in BF16.
     """
 
     def __init__(
-        self, emitter: Emitter, dtype: FloatType, result: Result, zero: Value, *, native: bool
+        self,
+        emitter: Emitter,
+        dtype: FloatType,
+        near_dtype: FloatType,
+        result: Result,
+        zero: Value,
+        *,
+        native: bool,
     ) -> None:
         self._emitter = emitter
         self._dtype = dtype
         self._result = result
         self._zero = zero
-        is_wide = dtype is not FloatType.BF16
+        self._near_dtype = near_dtype
+        is_wide = near_dtype is not FloatType.BF16
         self.lane: ir.IntType = I32 if is_wide else I16
-        self._mantissa_bits = FLOAT32_MANTISSA_BITS if is_wide else dtype.layout.mantissa_bits
+        self.error_lane: ir.IntType = I16 if dtype is FloatType.BF16 else I32
+        self._mantissa_bits = FLOAT32_MANTISSA_BITS if is_wide else near_dtype.layout.mantissa_bits
         self._native = native and not is_wide
-        self._magnitude_bits = self._pin(
-            vector(self.lane, BLOCK_SIZE), (1 << self.lane.width - 1) - 1
+        self._magnitude_bits, self._error_bits = (
+            self._pin(vector(lane, BLOCK_SIZE), (1 << lane.width - 1) - 1)
+            for lane in (self.lane, self.error_lane)
         )
         self._high_half = self._pin(vector(I32, HALF), 0xFFFF0000)
         self._one = self._pin(vector(I16, BLOCK_SIZE), 1)
@@ -140,7 +153,7 @@ class BlockAdder:
     def empty_chunk(self, largest: Value) -> Chunk:
         """A chunk before its first block; `largest` goes on."""
         constant = self._emitter.constant
-        vectors = SUMS if self._native else 2 * SUMS
+        vectors = SUMS if self._native and self._dtype is FloatType.BF16 else 2 * SUMS
         squares = [constant(vector(F32, HALF), 0)] * vectors
         return Chunk(
             squares,
@@ -149,42 +162,46 @@ class BlockAdder:
             largest,
         )
 
-    def add_near(self, chunk: Chunk, bits: Value, codes: Value, scale_byte: Value) -> Chunk:
+    def add_near(self, chunk: Chunk, near: Near, codes: Value, scale_byte: Value) -> Chunk:
         """Add a block whose scale is near.
 
         Args:
             chunk: What there is.
-            bits: The elements.
+            near: The elements.
             codes: With signs, `<32 x i16>`.
             scale_byte: i32.
         """
-        if self._rows is None:
-            return self._add_portable(
-                chunk, bits & self._dtype.layout.magnitude_mask, codes, scale_byte
-            )
-        magnitudes = bits & self._magnitude_bits
+        if self._rows is None or near.floats:
+            return self._add_floats(chunk, near, codes, scale_byte)
+        magnitudes = near.bits & self._magnitude_bits
         decoded, largest = self._look_up(self._rows, codes, scale_byte)
         none = self._emitter.constant(vector(F32, HALF), 0)
-        pairs = (bits.lanes_with(decoded, indices) for indices in _INTERLEAVED)
+        pairs = (near.bits.lanes_with(decoded, indices) for indices in _INTERLEAVED)
         errors = [add_products(self._emitter, none, pair, self._minus) for pair in pairs]
-        joined = _join(errors, self.lane)
-        terms = zip(chunk.squares, (bits, decoded, joined), strict=True)
+        joined = _join(errors, self.error_lane)
+        terms = zip(chunk.squares, (near.bits, decoded, joined), strict=True)
         squares = [add_products(self._emitter, total, lanes, lanes) for total, lanes in terms]
         return self._count(chunk, squares, magnitudes, largest, joined)
 
-    def _add_portable(
-        self, chunk: Chunk, magnitudes: Value, codes: Value, scale_byte: Value
-    ) -> Chunk:
-        if self._dtype is FloatType.F16:
-            magnitudes = widen(magnitudes, self._dtype)
-        half_scale = ((scale_byte - 1) << self._mantissa_bits).resize(self.lane).splat(BLOCK_SIZE)
-        decoded = _decode(codes.resize(self.lane) & _MAX_CODE, half_scale, self._mantissa_bits)
-        largest = half_scale + _offset(_MAX_CODE, self._mantissa_bits)
-        x, q = self._floats(magnitudes), self._floats(decoded)
+    def _add_floats(self, chunk: Chunk, near: Near, codes: Value, scale_byte: Value) -> Chunk:
+        magnitudes = near.bits & self._near_dtype.layout.magnitude_mask
+        if self._near_dtype is FloatType.F16:
+            magnitudes = widen(magnitudes, self._near_dtype)
+        decoded, largest = self._decode(codes, scale_byte)
+        x, q = near.floats or self._floats(magnitudes), self._floats(decoded)
         errors = [one.fsub(other) for one, other in zip(x, q, strict=True)]
         terms = zip([*x, *q, *errors], chunk.squares, strict=True)
         squares = [value.fmuladd(value, total) for value, total in terms]
-        return self._count(chunk, squares, magnitudes, largest, _join(errors, self.lane))
+        return self._count(chunk, squares, magnitudes, largest, _join(errors, self.error_lane))
+
+    def _decode(self, codes: Value, scale_byte: Value) -> tuple[Value, Value]:
+        """The magnitude bits of the codes' values and those of 6 scales, in the near type."""
+        if self._rows is not None:
+            decoded, largest = self._look_up(self._rows, codes, scale_byte)
+            return decoded & self._magnitude_bits, largest
+        half_scale = ((scale_byte - 1) << self._mantissa_bits).resize(self.lane).splat(BLOCK_SIZE)
+        decoded = _decode(codes.resize(self.lane) & _MAX_CODE, half_scale, self._mantissa_bits)
+        return decoded, half_scale + _offset(_MAX_CODE, self._mantissa_bits)
 
     def _count(
         self, chunk: Chunk, squares: list[Value], magnitudes: Value, largest: Value, errors: Value
@@ -194,7 +211,7 @@ class BlockAdder:
             squares,
             chunk.saturated + saturated,
             chunk.smallest.umin(magnitudes),
-            chunk.largest.umax(errors & self._magnitude_bits),
+            chunk.largest.umax(errors & self._error_bits),
         )
 
     def add_far(self, magnitudes: Value, codes: Value, scale_byte: Value) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.llvm.emit import F32, F64, I1, I8, I16, I32, I64, Emitter, Value, vector
@@ -31,7 +31,10 @@ from mxconvert_kernels.llvm.sum_blocks import (
     Chunk,
     Result,
 )
-from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, PACKED_BLOCK_BYTES, FloatType
+from mxconvert_kernels.spec import BLOCK_SIZE, E2M1_HALVES, PACKED_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from mxconvert_kernels.llvm.source import Source
 
 CHUNK_BLOCKS: Final = 64
 """Blocks summed in float32. A lane rounds at most twice a block, so a sum of squares is wrong by
@@ -55,7 +58,6 @@ _STRIDE: Final = 64
 class Buffers(NamedTuple):
     """What the kernel reads and writes."""
 
-    src: Value
     packed: Value
     scales: Value
     result: Value
@@ -69,23 +71,25 @@ class SumsEmitter:
 
     Args:
         emitter: The function under construction, before any loop.
-        dtype: The type of the elements.
+        source: The elements.
         buffers: Where everything is.
         blocks: How many there are, i64.
         native: Use the instructions of `avx512_bf16` for BF16.
     """
 
     def __init__(
-        self, emitter: Emitter, dtype: FloatType, buffers: Buffers, blocks: Value, *, native: bool
+        self, emitter: Emitter, source: Source, buffers: Buffers, blocks: Value, *, native: bool
     ) -> None:
         self._emitter = emitter
-        self._dtype = dtype
+        self._source = source
+        self._dtype = dtype = source.dtype
         self._buffers = buffers
         self._blocks = blocks
         self._result = Result(emitter, buffers.result)
         # No number of blocks is negative.
-        self._adder = BlockAdder(emitter, dtype, self._result, blocks >> 63, native=native)
-        none = emitter.constant(vector(self._adder.lane, BLOCK_SIZE), 0)
+        types = dtype, source.near_dtype
+        self._adder = BlockAdder(emitter, *types, self._result, blocks >> 63, native=native)
+        none = emitter.constant(vector(self._adder.error_lane, BLOCK_SIZE), 0)
         self.initial = [emitter.constant(I1, 0), none]
         """What a loop over chunks carries."""
 
@@ -137,7 +141,7 @@ class SumsEmitter:
         """Write what was carried: the moves of the scales and the largest errors."""
         self._result.increase(BELOW, moves & ((1 << ABOVE_SHIFT) - 1))
         self._result.increase(ABOVE, moves >> ABOVE_SHIFT)
-        bits = carried[-1].reduce_umax().resize(I32) << (32 - self._adder.lane.width)
+        bits = carried[-1].reduce_umax().resize(I32) << (32 - self._adder.error_lane.width)
         self._result.raise_largest(bits.bitcast(F32).fpext(F64))
 
     def _is_near_chunk(self, count: Value) -> Value:
@@ -152,7 +156,8 @@ class SumsEmitter:
         return self._emitter.branch(is_whole, look_at_scales, lambda: [no], likely=True)[0]
 
     def _add_near(self, in_chunk: Value, now: list[Value]) -> list[Value]:
-        loaded = self._bits(in_chunk), self._codes(in_chunk), self._scale_byte(in_chunk)
+        near = self._source.near(self._first - CHUNK_BLOCKS + in_chunk)
+        loaded = near, self._codes(in_chunk), self._scale_byte(in_chunk)
         return self._adder.add_near(Chunk.restore(now), *loaded).flatten()
 
     def _add_any(self, in_chunk: Value, now: list[Value]) -> list[Value]:
@@ -218,10 +223,7 @@ class SumsEmitter:
         return self._emitter.load(self._buffers.scales, offset, I8).zext(I32)
 
     def _bits(self, in_chunk: Value) -> Value:
-        element = I32 if self._dtype is FloatType.F32 else I16
-        block = self._first - CHUNK_BLOCKS + in_chunk
-        offset = block * (BLOCK_SIZE * self._dtype.itemsize)
-        return self._emitter.load(self._buffers.src, offset, vector(element, BLOCK_SIZE))
+        return self._source.bits(self._first - CHUNK_BLOCKS + in_chunk)
 
     def _codes(self, in_chunk: Value) -> Value:
         """With signs."""
