@@ -163,8 +163,12 @@ class Engine:
         back is never what waits here.
         """
         held = sum(job.held for job in self._unclosed)
-        left = self._budget.held - held
-        fit = [job for job in self._active if not held or job.error or job.next_held <= left]
+        fit = [
+            job
+            for job in self._active
+            if not (held and job.next_held and held + job.next_held > self._budget.held)
+            or job.error
+        ]
         return min(fit, key=lambda job: job.outstanding, default=None)
 
     def _dispatch(self, job: FileJob) -> Task | None:
