@@ -1,4 +1,4 @@
-"""FP8 and its scales: one IEEE float32 multiply for each element, no other rounding."""
+"""Scaled FP8 and MXFP4: one IEEE float32 multiply for each element, no other rounding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxconvert.errors import SourceError
-from mxconvert.model import BLOCK_SIZE
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +21,7 @@ FP8_DTYPES = frozenset({"F8_E4M3", "F8_E5M2"})
 _WIDE_BITS = {"F16": np.float16, "F32": np.float32}
 _NAN_SCALE = 255
 _MAGNITUDE = 0x7F
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BF16_OVERFLOW = 0x7F7F8000  # half a step beyond the largest BF16, a tie that goes up
 
 
@@ -46,6 +47,14 @@ def fp8_values(dtype: str) -> Floats:
     return signed
 
 
+@cache
+def pair_values() -> Floats:
+    """Return the values of both E2M1 codes of each byte, the low nibble first: ``[256, 2]``."""
+    codes = np.array([*_E2M1, *(-value for value in _E2M1)], np.float32)
+    packed = np.arange(256)
+    return np.stack([codes[packed & 15], codes[packed >> 4]], axis=1)
+
+
 def scale_of(weight: TensorInfo) -> BlockScale:
     """Return the scale of a weight that is known to have one."""
     if weight.scale is None:
@@ -57,10 +66,11 @@ def decode_scales(dtype: str, raw: bytearray) -> Floats:
     """Return stored scales as float32.
 
     Args:
-        dtype: ``F8_E8M0`` (byte b is 2^(b - 127), 255 is NaN), ``BF16``, ``F16`` or ``F32``.
+        dtype: ``F8_E8M0`` or ``U8`` (byte b is 2^(b - 127), 255 is NaN), ``BF16``, ``F16`` or
+            ``F32``.
         raw: Their bytes.
     """
-    if dtype == "F8_E8M0":
+    if dtype in ("F8_E8M0", "U8"):
         codes = np.frombuffer(raw, np.uint8).astype(np.int32)
         values = np.ldexp(np.float64(1), codes - 127)
         return np.where(codes == _NAN_SCALE, np.nan, values).astype(np.float32)
@@ -77,7 +87,7 @@ def stored_shape(weight: TensorInfo) -> tuple[int, int]:
 
 
 def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memoryview) -> Floats:
-    """Return whole stored rows of an FP8 weight as float32 ``[rows, columns]``.
+    """Return whole stored rows of an FP8 or MXFP4 weight as float32 ``[rows, columns]``.
 
     Args:
         weight: The weight.
@@ -90,7 +100,8 @@ def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memo
     """
     scale = scale_of(weight)
     columns = stored_shape(weight)[1]
-    values = fp8_values(weight.dtype)[np.frombuffer(data, np.uint8)].reshape(-1, columns)
+    table = pair_values() if weight.dtype == CODES_DTYPE else fp8_values(weight.dtype)
+    values = table[np.frombuffer(data, np.uint8)].reshape(-1, columns)
     rows = np.arange(first_row, first_row + len(values)) // scale.rows
     factors = np.repeat(grid[rows], scale.columns, axis=1)[:, :columns]
     if not grid.all() and values[factors == 0].any():

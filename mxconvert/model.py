@@ -6,6 +6,7 @@ for weights, names are those on disk.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,6 +20,8 @@ BLOCK_SIZE = 32
 """Elements that share one scale."""
 PACKED_SUFFIX = ".weight_packed"
 SCALE_SUFFIX = ".weight_scale"
+CODES_DTYPE = "F4"
+"""What codes are called once they are a matrix of elements beside their scales."""
 
 
 Selection: TypeAlias = "Sequence[tuple[int, int, int]]"
@@ -37,7 +40,8 @@ class TensorInfo:
         offset: Where its first byte lies in that file, counted from the file's start.
         size: Bytes that it has, whatever lies between them.
         view: Which part of which stored tensor it is; ``None`` for a whole one.
-        scale: What its elements are multiplied by; ``None`` unless they are scaled FP8.
+        scale: What its elements are multiplied by; ``None`` unless they are scaled FP8, or
+            MXFP4 on its way to BF16.
     """
 
     name: str
@@ -83,7 +87,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class BlockScale:
-    """The scales of an FP8 weight: one for each block of rows and columns.
+    """The scales of an FP8 or MXFP4 weight: one for each block of rows and columns.
 
     Attributes:
         tensor: The stored scales, ``[ceil(N / rows), ceil(K / columns)]`` elements.
@@ -251,7 +255,7 @@ class Item:
 
     ``COPY`` makes one output with the same bytes; ``QUANTIZE`` makes the packed codes
     (U8 ``[N, K/2]``, low nibble = even element) and then the scales (U8 ``[N, K/32]``);
-    ``DEQUANTIZE`` makes BF16 of scaled FP8.
+    ``DEQUANTIZE`` makes BF16 of scaled FP8 or MXFP4.
 
     Attributes:
         action: What happens to the source tensor.
@@ -319,7 +323,7 @@ def output_size(source: TensorInfo, action: Action) -> int:
     if action is Action.COPY:
         return source.size
     if action is Action.DEQUANTIZE:
-        return 2 * source.size
+        return 2 * math.prod(source.shape)
     rows, columns = source.shape
     return rows * columns // 2 + rows * columns // BLOCK_SIZE
 
@@ -383,6 +387,7 @@ class Plan:
         notices: ``(code, message)`` of decisions the user should know.
         dropped: Stored tensors that the output has no use for, and why.
         repacked: Weights that were MXFP4 before and keep their values.
+        plain: Whether nothing of the output is quantized.
     """
 
     options: Options
@@ -395,10 +400,11 @@ class Plan:
     notices: tuple[tuple[str, str], ...] = ()
     dropped: tuple[Skipped, ...] = ()
     repacked: int = 0
+    plain: bool = False
 
     @property
     def dequantized(self) -> Totals:
-        """Those of `copied` that are FP8 in the source and become BF16."""
+        """Those of `copied` that are FP8 or MXFP4 in the source and become BF16."""
         items = [
             item for file in self.files for item in file.items if item.action is Action.DEQUANTIZE
         ]

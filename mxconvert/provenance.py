@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError
 from mxconvert.fp8 import FP8_DTYPES
-from mxconvert.model import BLOCK_SIZE
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, BlockScale
 from mxconvert.plan.scales import block_scale
 from mxconvert.safetensors_format import num_elements
 from mxconvert.views import view_of, whole
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Selected = tuple[tuple[int, int, int], ...]
 
 _MATRIX = 2
+_CODES = frozenset({"U8", "I8"})
 _QUANTIZABLE = frozenset({"BF16", "F16", "F32"}) | FP8_DTYPES
 
 
@@ -46,6 +47,12 @@ def is_repacked(codes: TensorRecord) -> bool:
     """Whether the codes of a weight were codes in the source already."""
     dtypes = {source.dtype for source in codes.sources}
     return bool(dtypes) and not dtypes & _QUANTIZABLE
+
+
+def is_decoded(record: TensorRecord) -> bool:
+    """Whether a tensor is the BF16 of what was a pair of codes and scales."""
+    pair = len(record.sources) == _MATRIX and record.sources[0].dtype in _CODES
+    return pair and record.dtype == "BF16" and len(record.shape) == _MATRIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class Origins:
         Raises:
             UnknownOriginError: The source has it not, or in another form.
         """
+        if is_decoded(record):
+            return self._codes(record)
         return self._tensor(record, record.shape)
 
     def part(self, record: SourceRecord) -> TensorInfo:
@@ -91,6 +100,15 @@ class Origins:
         while len(lengths) > _MATRIX and lengths[0] == 1:
             del lengths[0]
         return self._part(replace(record, axes=None), tuple(lengths))
+
+    def _codes(self, record: TensorRecord) -> TensorInfo:
+        """Return the codes of what was MXFP4 as a matrix of their elements."""
+        rows, columns = record.shape
+        part, scale = self._part(record.sources[0], (rows, columns // 2)), record.sources[1]
+        stored = BlockScale(self.part(scale), 1, BLOCK_SIZE)
+        if stored.tensor.size * BLOCK_SIZE != rows * columns or columns % BLOCK_SIZE:
+            raise UnknownOriginError(f"its size does not follow from {scale.name!r}")
+        return replace(part, dtype=CODES_DTYPE, shape=record.shape, scale=stored)
 
     def _tensor(self, record: TensorRecord, shape: tuple[int, ...]) -> TensorInfo:
         if len(record.sources) not in (1, _MATRIX):

@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 
+_FIRST_UNSAFE_SCALE = 253  # from which on 4 or more times the scale is no BF16
+
+
 def backend_names() -> Sequence[str]:
     """Return what ``--backend`` takes."""
     return ("auto", "llvm", "numpy")
@@ -90,6 +93,19 @@ class Quantizer:
         return self.backend.quantize(
             source, FloatType(dtype), self._rule, packed, scales, sums=sums
         )
+
+    def dequantize(self, packed: memoryview, scales: memoryview, out: memoryview) -> int:
+        """Make BF16 of whole blocks; return how many elements it cannot hold.
+
+        Args:
+            packed: ``16 n`` bytes of codes, low nibble = even element.
+            scales: ``n`` E8M0 bytes.
+            out: ``64 n`` bytes for ``32 n`` elements.
+        """
+        self.backend.dequantize(packed, scales, FloatType.BF16, out)
+        if max(scales, default=0) < _FIRST_UNSAFE_SCALE:
+            return 0
+        return self.backend.scan(out, FloatType.BF16).count
 
     def scan(self, source: memoryview, dtype: str) -> NonFinite:
         """Count elements that are not finite; dtypes without NaN or Inf have none."""

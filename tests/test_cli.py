@@ -34,14 +34,23 @@ WORKING = COMMON | {"--jobs", "-j", "--quiet", "-q"}
 STORE = {"--store-option", "--retry-for"}
 COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "inspect": (["src"], COMMON | {"--scope", "--recipe", "--unindexed", "--tensors"}),
-    "plan": (["src"], PLAN_OPTIONS | COMMON | {"--strict"}),
+    "plan": (["src"], PLAN_OPTIONS | COMMON | {"--strict", "--engine", "--force"}),
     "quantize": (
         ["src", "dst"],
         PLAN_OPTIONS
         | WORKING
         | {
-            "--strict", "--dry-run", "--max-memory", "--backend", "--only", "--overwrite",
-            "--recheck", "--break-lock", "--no-statistics",
+            "--strict", "--engine", "--force", "--dry-run", "--max-memory", "--backend",
+            "--only", "--overwrite", "--recheck", "--break-lock", "--no-statistics",
+        },
+    ),
+    "dequantize": (
+        ["src", "dst"],
+        WORKING
+        | {
+            "--recipe", "--layout", "--experts-per-file", "--max-file-size", "--unindexed",
+            "--base-model", "--dry-run", "--max-memory", "--backend", "--only", "--overwrite",
+            "--recheck", "--break-lock",
         },
     ),
     "verify": (
@@ -143,7 +152,10 @@ def test_version() -> None:
     assert shell("--version").ok().stdout == f"mxconvert {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["quantize"], ["plan"], ["verify"], ["report"], ["diff"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["quantize"], ["dequantize"], ["plan"], ["verify"], ["report"], ["diff"]],
+)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     """`--help` answers at once: no kernels, no numpy, no torch, no store client."""
     code = (

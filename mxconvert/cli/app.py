@@ -13,6 +13,7 @@ import typer
 from mxconvert import __version__
 from mxconvert.cli import runtime
 from mxconvert.cli.cmd_bench import bench
+from mxconvert.cli.cmd_dequantize import dequantize
 from mxconvert.cli.cmd_diff import diff
 from mxconvert.cli.cmd_doctor import doctor
 from mxconvert.cli.cmd_inspect import inspect
@@ -37,7 +38,21 @@ app = typer.Typer(
     "mismatch, 5 bad source, 6 object store, 7 local disk, permission or lock, 8 missing extra, "
     "130/143 interrupted.",
 )
-_COMMANDS = (inspect, plan, quantize, verify, report, diff, push, pull, list_, gc, bench, doctor)
+_COMMANDS = (
+    inspect,
+    plan,
+    quantize,
+    dequantize,
+    verify,
+    report,
+    diff,
+    push,
+    pull,
+    list_,
+    gc,
+    bench,
+    doctor,
+)
 for command in _COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
 

@@ -37,14 +37,19 @@ def plan(
 
 
 def load_plan(
-    src: str, options: Options, goal: o.Goal, *, show_notices: bool
+    src: str, options: Options, goal: o.Goal | None, *, show_notices: bool
 ) -> tuple[Checkpoint, Plan]:
-    """Read the source's headers and plan the output."""
-    from mxconvert.plan import build_plan
+    """Read the source's headers and plan the output, without quantization if there is no goal."""
+    from mxconvert.plan import build_plain_plan, build_plan
     from mxconvert.source import local_path, open_checkpoint
 
     checkpoint = open_checkpoint(local_path(src, "SRC"), unindexed=options.unindexed)
-    made = build_plan(checkpoint, options, strict=goal.strict, engine=goal.engine, force=goal.force)
+    if goal is None:
+        made = build_plain_plan(checkpoint, options)
+    else:
+        made = build_plan(
+            checkpoint, options, strict=goal.strict, engine=goal.engine, force=goal.force
+        )
     if show_notices:
         from mxconvert.cli.tables import print_notices
 
@@ -92,9 +97,14 @@ def print_totals(made: Plan) -> None:
     quantized, copied, widened = made.quantized, made.copied, made.dequantized
     tensors, stored = copied.tensors - widened.tensors, copied.source_bytes - widened.source_bytes
     as_bf16 = (
-        f"{widened.tensors} FP8 weights, {size(widened.source_bytes)} -> "
-        f"{size(widened.output_bytes)}, since one scheme is declared"
+        f"{widened.tensors} {'' if made.plain else 'FP8 '}weights, {size(widened.source_bytes)} -> "
+        f"{size(widened.output_bytes)}"
     )
+    kept = ("kept", f"{tensors} tensors, {size(stored)}, byte for byte")
+    written = ("written", f"{len(made.files)} weight files, {size(made.file_bytes)}")
+    if made.plain:
+        print_pairs(("dequantized", f"{as_bf16} (recipe {made.recipe})"), kept, written)
+        return
     print_pairs(
         (
             "quantized",
@@ -103,8 +113,8 @@ def print_totals(made: Plan) -> None:
                 f"{size(quantized.output_bytes)} ({made.options.scale_rule}, recipe {made.recipe})"
             ),
         ),
-        ("kept", f"{tensors} tensors, {size(stored)}, byte for byte"),
-        *([("as BF16", as_bf16)] if widened.tensors else []),
-        ("written", f"{len(made.files)} weight files, {size(made.file_bytes)}"),
+        kept,
+        *([("as BF16", f"{as_bf16}, since one scheme is declared")] if widened.tensors else []),
+        written,
         ("ignore", _some(made.ignore)),
     )

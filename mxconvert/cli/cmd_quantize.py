@@ -32,38 +32,20 @@ def quantize(
     engine: o.EngineOption = None,
     force: o.Force = False,
     strict: o.Strict = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
-    ] = False,
+    dry_run: o.DryRun = False,
     jobs: o.Jobs = None,
     max_memory: o.MaxMemory = "512MiB",
     backend: o.Backend = "auto",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="GLOB",
-            help="Make only these output files now; a later run makes the rest. Repeatable.",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the model files that are in DST.")
-    ] = False,
-    recheck: Annotated[
-        bool,
-        typer.Option(
-            "--recheck", help="On resume, compare the source's content with finished files."
-        ),
-    ] = False,
+    only: o.Only = None,
+    overwrite: o.Overwrite = False,
+    recheck: o.Recheck = False,
     no_statistics: Annotated[
         bool,
         typer.Option(
             "--no-statistics", help="Do not measure the quantization error for `mxconvert report`."
         ),
     ] = False,
-    break_lock: Annotated[
-        bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
-    ] = False,
+    break_lock: o.BreakLock = False,
     json: o.Json = False,
     quiet: o.Quiet = False,
     debug: o.Debug = False,
@@ -106,17 +88,18 @@ def quantize(
         only=tuple(only or ()),
     )
     with open_display(json_lines=json, quiet=quiet) as display:
-        _pass_on_notices(checkpoint, made, display)
+        pass_on_notices(checkpoint, made, display)
         result = quantize_checkpoint(
             checkpoint, made, target, run_options, report=display, stop=runtime.state.stop
         )
     if json:
         emit("summary", **summary(checkpoint, made, result))
     elif not quiet:
-        _print_summary(checkpoint, made, result, dst)
+        print_summary(checkpoint, made, result, dst)
 
 
-def _pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> None:
+def pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> None:
+    """Report what preflight and plan have to say."""
     for code, message in (*checkpoint.notices, *made.notices):
         display(Notice(severity="warning", code=code, message=message))
 
@@ -151,7 +134,8 @@ def _error_figures(sums: Sums | None) -> dict[str, float] | None:
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
+def print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
+    """Print what a run did."""
     from mxconvert.cli.tables import print_pairs
 
     print_totals(made)

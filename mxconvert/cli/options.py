@@ -126,6 +126,28 @@ BaseModel = Annotated[
     ),
 ]
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="GLOB",
+        help="Make only these output files now; a later run makes the rest. Repeatable.",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the model files that are in DST.")
+]
+Recheck = Annotated[
+    bool,
+    typer.Option("--recheck", help="On resume, compare the source's content with finished files."),
+]
+BreakLock = Annotated[
+    bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
@@ -219,3 +241,12 @@ def takes_plan_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def collect(**values: Any) -> Options:
+    """Return the options that plans are made from, of some of them; the others are defaults.
+
+    Raises:
+        UsageError: Text that the manifest cannot hold.
+    """
+    return _PlanOptions(**values).collect()

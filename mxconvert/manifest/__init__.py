@@ -8,7 +8,8 @@ from mxconvert.manifest.build import (
     GENERATOR,
     SCALES_OF_SOURCE,
     build_manifest,
-    options_json,
+    format_of,
+    options_of,
     source_identity,
     tensor_records,
 )
@@ -22,6 +23,7 @@ from mxconvert.manifest.paths import (
     spelling_key,
 )
 from mxconvert.manifest.records import (
+    PLAIN_FORMAT,
     SCHEMA_VERSION,
     ArtifactTotals,
     FileEntry,
@@ -39,6 +41,7 @@ from mxconvert.manifest.tensors import TensorListWriter, encode_tensors, iter_te
 __all__ = [
     "GENERATOR",
     "MANIFEST_NAME",
+    "PLAIN_FORMAT",
     "SCALES_OF_SOURCE",
     "SCHEMA_VERSION",
     "TENSORS_NAME",
@@ -58,8 +61,9 @@ __all__ = [
     "build_manifest",
     "encode_manifest",
     "encode_tensors",
+    "format_of",
     "iter_tensors",
-    "options_json",
+    "options_of",
     "parse_manifest",
     "path_fault",
     "refuse_clashes",

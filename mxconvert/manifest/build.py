@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from mxconvert import __version__
 from mxconvert.manifest.canonical import encode_canonical
 from mxconvert.manifest.records import (
+    PLAIN_FORMAT,
     ArtifactTotals,
     FileEntry,
     FormatSpec,
@@ -26,10 +27,12 @@ from mxconvert.safetensors_format import is_utf8
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from mxconvert.model import Item, Options, OutputFile, Plan, SourceFile, Totals
+    from mxconvert.model import Item, OutputFile, Plan, SourceFile, Totals
 
 SCALES_OF_SOURCE = "source"
 """Scale rule of an artifact whose weights were MXFP4 before."""
+
+_OF_QUANTIZATION = ("scale_rule", "scope", "activations")
 
 GENERATOR = Generator(name="mxconvert", version=__version__)
 
@@ -46,15 +49,20 @@ def source_identity(files: Iterable[SourceFile], num_tensors: int) -> SourceIden
     )
 
 
-def options_json(options: Options) -> dict[str, OptionValue]:
-    """Return the options as JSON values."""
+def options_of(plan: Plan) -> dict[str, OptionValue]:
+    """Return a plan's options as JSON values, ``None`` for those that have no effect."""
+    options = plan.options
 
     def plain(value: str | int | tuple[str, ...] | None) -> OptionValue:
         if isinstance(value, tuple):
             return [str(item) for item in value]
         return str(value) if isinstance(value, str) else value
 
-    return {item.name: plain(getattr(options, item.name)) for item in dataclasses.fields(options)}
+    left_out = _OF_QUANTIZATION if plan.plain else ()
+    return {
+        item.name: None if item.name in left_out else plain(getattr(options, item.name))
+        for item in dataclasses.fields(options)
+    }
 
 
 def build_manifest(
@@ -79,8 +87,8 @@ def build_manifest(
     return Manifest(
         generator=generator,
         source=source,
-        options=options_json(plan.options),
-        format=FormatSpec(scale_rule=_scale_rule(plan)),
+        options=options_of(plan),
+        format=format_of(plan),
         model=_model_facts(plan, config),
         totals=ArtifactTotals(
             tensors=plan.num_tensors,
@@ -92,6 +100,11 @@ def build_manifest(
         ),
         files=entries,
     )
+
+
+def format_of(plan: Plan) -> FormatSpec:
+    """Return how weights are stored."""
+    return PLAIN_FORMAT if plan.plain else FormatSpec(scale_rule=_scale_rule(plan))
 
 
 def _scale_rule(plan: Plan) -> str:

@@ -65,6 +65,19 @@ class FormatSpec:
     scale_rule: str = "mse"
 
 
+PLAIN_FORMAT = FormatSpec(
+    name="bfloat16",
+    quant_method="none",
+    element="bf16",
+    block_size=1,
+    scale="none",
+    scale_bias=0,
+    nibble_order="none",
+    scale_rule="none",
+)
+"""Of an artifact that holds nothing quantized."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What the model is, as far as a reader of the manifest needs to know."""

@@ -14,8 +14,9 @@ from mxconvert.manifest import (
     TENSORS_NAME,
     Manifest,
     artifact_id,
+    format_of,
     iter_tensors,
-    options_json,
+    options_of,
     parse_manifest,
     source_identity,
 )
@@ -98,7 +99,9 @@ def _differences(
         yield f"it was made by {made_by}, this is {GENERATOR.version}"
     if manifest.source != source_identity(checkpoint.files, len(checkpoint.tensors)):
         yield "it was made from another source"
-    for name, value in options_json(plan.options).items():
+    if manifest.format != format_of(plan):
+        yield f"its weights are {manifest.format.name}, not {format_of(plan).name}"
+    for name, value in options_of(plan).items():
         before = manifest.options.get(name)
         if before != value:
             yield f"--{name.replace('_', '-')} was {before}, is {value}"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxconvert.errors import SourceError
-from mxconvert.fp8 import has_bf16, stored_shape, to_bf16
-from mxconvert.model import BLOCK_SIZE, Action
+from mxconvert.fp8 import has_bf16, scale_of, stored_shape, to_bf16
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, Action
 from mxconvert.pipeline.pieces import is_transposed
 from mxconvert.quantize import ErrorSums
 from mxconvert.safetensors_format import DTYPE_BITS, num_elements
 from mxconvert.source.gather import read_tensor, tensor_pieces
 from mxconvert.source.rows import is_by_columns, stored_values
-from mxconvert.source.scales import load_scales
+from mxconvert.source.scales import load_scales, read_scales
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +53,10 @@ class Converter:
     def read(self, part: Part, data: memoryview) -> None:
         """Read a part's source bytes, in the order of their storage."""
         read_tensor(self._reader, part.item.source, part.begin, data)
+
+    def read_scales(self, part: Part, scales: memoryview) -> None:
+        """Read the scales of a part that is MXFP4."""
+        read_tensor(self._reader, scale_of(part.item.source).tensor, part.first_block, scales)
 
     def scan(self, part: Part, data: memoryview) -> NonFinite:
         """Count what is not finite in a part that is copied."""
@@ -153,6 +157,10 @@ class Converter:
                 whole[begin : begin + values.size] = values.reshape(-1)
         return count
 
+    def decode(self, data: memoryview, scales: memoryview, output: memoryview) -> int:
+        """Make BF16 of MXFP4; return how many of its values BF16 cannot hold."""
+        return self._quantizer.dequantize(data, scales, output)
+
     def _chunks(self, part: Part, data: memoryview) -> Iterator[tuple[int, Array]]:
         """Yield a stored row's number and some rows from it on, dequantized or as integers."""
         source = part.item.source
@@ -183,24 +191,24 @@ class Converter:
         """Scan a whole matrix and say what is wrong with it."""
         tensor = item.source
         columns = stored_shape(tensor)[1]
+        grid = None if tensor.scale is None else read_scales(self._reader, tensor).grid
         count, first, row = 0, num_elements(tensor.shape), 0
         for data in tensor_pieces(self._reader, tensor, CHUNK_ELEMENTS):
-            bad = np.flatnonzero(self._is_bad(item, row, data))
+            bad = np.flatnonzero(_is_bad(item, grid, row, data))
             if bad.size:
                 count += bad.size
                 first = min(first, int(output_elements(tensor, row * columns + bad).min()))
             row += len(data) * 8 // DTYPE_BITS[tensor.dtype] // columns
         return _nonfinite(tensor, count, first)
 
-    def _is_bad(self, item: Item, first_row: int, data: memoryview) -> Array:
-        tensor = item.source
-        grid = None if tensor.scale is None else self.scales_of(tensor).grid
-        values = stored_values(tensor, grid, first_row, data)
-        if grid is not None:
-            return ~(has_bf16(values) if item.action is Action.DEQUANTIZE else np.isfinite(values))
-        exponent = values.dtype.type(_EXPONENTS[tensor.dtype])
-        bad: Array = (values & exponent) == exponent
-        return bad
+
+def _is_bad(item: Item, grid: Array | None, first_row: int, data: memoryview) -> Array:
+    values = stored_values(item.source, grid, first_row, data)
+    if grid is not None:
+        return ~(has_bf16(values) if item.action is Action.DEQUANTIZE else np.isfinite(values))
+    exponent = values.dtype.type(_EXPONENTS[item.source.dtype])
+    bad: Array = (values & exponent) == exponent
+    return bad
 
 
 _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
@@ -218,7 +226,7 @@ def output_elements(tensor: TensorInfo, elements: Array) -> Array:
 def chunk_bytes(item: Item) -> int:
     """Return the memory that converting an item takes beside its buffers."""
     source = item.source
-    if source.scale is None and not is_transposed(item):
+    if source.dtype == CODES_DTYPE or (source.scale is None and not is_transposed(item)):
         return 0
     elements = _chunk_rows(item) * stored_shape(source)[1]
     return elements * (_FLOAT_BYTES if source.scale else 2 * DTYPE_BITS[source.dtype] // 8)

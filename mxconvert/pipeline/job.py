@@ -11,7 +11,7 @@ import numpy as np
 from mxconvert.digest import StreamingHash, xxh3_128, xxh3_128_hex
 from mxconvert.events import Notice
 from mxconvert.fp8 import scale_of
-from mxconvert.model import Action, quantized_names
+from mxconvert.model import CODES_DTYPE, Action, quantized_names
 from mxconvert.pipeline.convert import output_elements
 from mxconvert.pipeline.lane import OrderedLane
 from mxconvert.pipeline.pieces import cut_file
@@ -57,6 +57,7 @@ class _Running:
 
     source: StreamingHash = field(default_factory=xxh3_128)
     made: StreamingHash = field(default_factory=xxh3_128)
+    scales: StreamingHash = field(default_factory=xxh3_128)
 
 
 class FileJob:
@@ -130,7 +131,9 @@ class FileJob:
         for part in piece.parts:
             data = slot.input[part.at : part.at + part.size]
             converter.read(part, data)
-            if part.item.source.scale is not None and part.last:
+            if part.stored_scales_size:
+                converter.read_scales(part, _scales(part, slot))
+            elif part.item.source.scale is not None and part.last:
                 self._note_scales(part.item.source, converter)
             if part.item.action is Action.COPY:
                 self._scan(part, data, converter)
@@ -158,6 +161,8 @@ class FileJob:
         """Make a part's output; return how many of its values cannot be converted."""
         if part.item.action is not Action.QUANTIZE:
             output = self._output(part, slot)
+            if part.stored_scales_size:
+                return converter.decode(data, _scales(part, slot), output)
             return converter.widen(part, data, output) if output else 0
         packed, scales = self._codes(part, slot)
         sums = ErrorSums() if self._statistics is not None else None
@@ -209,6 +214,8 @@ class FileJob:
             self._running = _Running()
         data = slot.input[part.at : part.at + part.size]
         self._running.source.update(data)
+        if part.stored_scales_size:
+            self._running.scales.update(_scales(part, slot))
         if part.item.action is Action.QUANTIZE:
             views = self._commit_codes(part, slot)
         elif part.output_size:
@@ -244,6 +251,8 @@ class FileJob:
         item, name = part.item, part.item.source.name
         digest = self._running.source.hexdigest()
         self._sources[name] = digest
+        if item.source.dtype == CODES_DTYPE and item.source.scale is not None:
+            self._sources[item.source.scale.tensor.name] = self._running.scales.hexdigest()
         made = self._running.made.hexdigest() if part.output_size else digest
         if item.action is Action.QUANTIZE:
             packed_name, scales_name = quantized_names(name)
@@ -287,6 +296,11 @@ class FileJob:
         """Remove what was written."""
         self._writer.discard()
         self._held.clear()
+
+
+def _scales(part: Part, slot: Slot) -> memoryview:
+    """Return the scales that MXFP4 is read with."""
+    return slot.input[part.scales_at : part.scales_at + part.stored_scales_size]
 
 
 def _waits(part: Part) -> bool:

@@ -185,11 +185,17 @@ class Journal:
         return self.folder / _FILES / (name + ".json")
 
 
+def command_of(plan: Plan) -> str:
+    """Return the command that makes what is planned."""
+    return "dequantize" if plan.plain else "quantize"
+
+
 def describe(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what a journal is bound to."""
     return {
         "schema_version": SCHEMA_VERSION,
         "version": __version__,
+        "command": command_of(plan),
         "plan": plan_digest(plan, __version__),
         "options": json.loads(json.dumps(asdict(plan.options))),
         "sources": {
@@ -206,6 +212,8 @@ def _differences(earlier: dict[str, Any], current: dict[str, Any]) -> list[str]:
     found = []
     if earlier["version"] != current["version"]:
         found.append(f"by mxconvert {earlier['version']}, this is {current['version']}")
+    if earlier["command"] != current["command"]:
+        found.append(f"by {earlier['command']}, this is {current['command']}")
     for name, value in current["options"].items():
         before = earlier["options"].get(name)
         if before != value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.model import BLOCK_SIZE, Action
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, Action
 from mxconvert.safetensors_format import DTYPE_BITS
 
 if TYPE_CHECKING:
@@ -71,6 +71,16 @@ class Part:
         return _output_size(self.item, self.size)
 
     @property
+    def scales_at(self) -> int:
+        """Where its scales are read to in the piece's input buffer, if `stored_scales_size`."""
+        return self.at + _aligned(self.size)
+
+    @property
+    def stored_scales_size(self) -> int:
+        """Bytes of scales that MXFP4 is read with, 0 for all else."""
+        return _stored_scales_size(self.item, self.size)
+
+    @property
     def packed_size(self) -> int:
         """Bytes of codes this part makes."""
         return self.num_elements // 2
@@ -88,16 +98,12 @@ class Part:
     @property
     def first_element(self) -> int:
         """Number of the part's first element, in the order of its storage."""
-        return self.begin // self._itemsize
-
-    @property
-    def _itemsize(self) -> int:
-        return DTYPE_BITS[self.item.source.dtype] // 8
+        return _elements(self.item, self.begin)
 
     @property
     def num_elements(self) -> int:
         """Elements of the part."""
-        return self.size // self._itemsize
+        return _elements(self.item, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +142,13 @@ def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
             size = min(left, most)
             output = _output_size(item, size)
             # A tensor that fits into a piece is not cut; a larger one starts its own.
-            room = min(piece_size - used, most if used else piece_size)
-            if used and (left > room or made + output > capacity):
+            fits = left <= most and used + _input_size(item, left) <= piece_size
+            if used and not (fits and made + output <= capacity):
                 yield _piece(index, parts)
                 index, parts, used, made = index + 1, [], 0, 0
                 continue
             parts.append(Part(item, begin, size, used, made, last=size == left))
-            used += _aligned(size)
+            used += _aligned(_input_size(item, size))
             made += output
             begin += size
             if size == left:
@@ -152,18 +158,32 @@ def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
 
 
 def _piece(index: int, parts: list[Part]) -> Piece:
-    return Piece(index, tuple(parts), sum(part.size for part in parts))
+    return Piece(index, tuple(parts), sum(part.size + part.stored_scales_size for part in parts))
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+def _elements(item: Item, size: int) -> int:
+    return size * 8 // DTYPE_BITS[item.source.dtype]
+
+
+def _stored_scales_size(item: Item, size: int) -> int:
+    return _elements(item, size) // BLOCK_SIZE if item.source.dtype == CODES_DTYPE else 0
+
+
+def _input_size(item: Item, size: int) -> int:
+    """Return the bytes of the input buffer that ``size`` bytes of a source take."""
+    scales = _stored_scales_size(item, size)
+    return _aligned(size) + scales if scales else size
+
+
 def _output_size(item: Item, size: int) -> int:
     """Return the bytes of the output buffer that ``size`` bytes of a source take."""
     if item.action is Action.COPY:
         return size if is_transposed(item) else 0
-    elements = size * 8 // DTYPE_BITS[item.source.dtype]
+    elements = _elements(item, size)
     if item.action is Action.DEQUANTIZE:
         return 2 * elements
     return elements // 2 + elements // BLOCK_SIZE
@@ -176,13 +196,12 @@ def granule(item: Item) -> int:
     go by rows; a plain tensor may be cut between any two blocks.
     """
     source = item.source
-    itemsize = DTYPE_BITS[source.dtype] // 8
     if source.view is not None:
-        run = source.view.columns * itemsize
+        run = source.view.columns * DTYPE_BITS[source.stored.dtype] // 8
         unit = BLOCK_SIZE if is_transposed(item) and item.action is Action.QUANTIZE else 1
         return max(1, run * unit)
     if source.scale is not None:
-        return source.shape[-1] * itemsize
+        return source.shape[-1] * DTYPE_BITS[source.dtype] // 8
     return 1
 
 

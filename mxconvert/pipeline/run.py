@@ -1,4 +1,4 @@
-"""`quantize`: from a checked source to a finished artifact, resuming what is there."""
+"""`quantize` and `dequantize`: from a checked source to a finished artifact, resuming."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mxconvert.pipeline.complete import find_artifact
 from mxconvert.pipeline.convert import chunk_bytes
 from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.finish import finish_artifact
-from mxconvert.pipeline.journal import Journal
+from mxconvert.pipeline.journal import Journal, command_of
 from mxconvert.pipeline.names import DOCUMENT_NAMES, check_names, copied_sidecars
 from mxconvert.pipeline.pieces import kinds_of, largest_granule, largest_held
 from mxconvert.pipeline.recheck import recheck_sources
@@ -192,7 +192,7 @@ class _Run:
         with SourceReader(self._checkpoint.root, self._checkpoint.files) as reader:
             if options.recheck:
                 recheck_sources(finished, self.journal, reader)
-            self._report(_started(finished, to_make))
+            self._report(_started(plan, finished, to_make))
             engine = Engine(
                 to_make,
                 self._target,
@@ -201,7 +201,7 @@ class _Run:
                 quantizer=quantizer,
                 record=self._record,
                 report=self._report,
-                measure=options.statistics,
+                measure=options.statistics and not plan.plain,
             )
             failed = engine.run(stop)
         if failed:
@@ -326,10 +326,10 @@ def _to_make(plan: Plan, finished: list[OutputFile], only: tuple[str, ...]) -> l
     return wanted
 
 
-def _started(finished: list[OutputFile], to_make: list[OutputFile]) -> Started:
+def _started(plan: Plan, finished: list[OutputFile], to_make: list[OutputFile]) -> Started:
     kept = sum(file.source_size for file in finished)
     return Started(
-        what="quantize",
+        what=command_of(plan),
         total_bytes=kept + sum(file.source_size for file in to_make),
         total_files=len(finished) + len(to_make),
         resumed_bytes=kept,

@@ -6,5 +6,6 @@ progress, resume, parallel work and the split over machines all come from it.
 
 from mxconvert.plan.build import build_plan, plan_digest
 from mxconvert.plan.document import plan_document
+from mxconvert.plan.plain import build_plain_plan
 
-__all__ = ["build_plan", "plan_digest", "plan_document"]
+__all__ = ["build_plain_plan", "build_plan", "plan_digest", "plan_document"]

@@ -71,8 +71,8 @@ def build_plan(
         tensors, checkpoint.config, recipe, options, strict=strict, packed=logical.packed
     )
     _refuse_collisions(tensors, chosen)
-    groups = group_pieces(_pieces(tensors, chosen), options)
-    files = tuple(_file(group, tensors, chosen) for group in groups)
+    groups = group_pieces(pieces_of(tensors, chosen), options)
+    files = tuple(planned_file(group, tensors, chosen) for group in groups)
     routed = [s.expert for s in chosen.slots.values() if s.expert is not None]
     return Plan(
         options=replace(options, recipe=recipe.name),
@@ -80,8 +80,8 @@ def build_plan(
         num_experts=max(routed, default=-1) + 1,
         files=files,
         ignore=_ignore(logical, checkpoint.config, chosen),
-        quantized=_totals(files, Action.QUANTIZE),
-        copied=_totals(files, Action.COPY, Action.DEQUANTIZE),
+        quantized=totals_of(files, Action.QUANTIZE),
+        copied=totals_of(files, Action.COPY, Action.DEQUANTIZE),
         notices=(*unread, *chosen.notices),
         dropped=tuple(logical.dropped),
         repacked=len(logical.packed),
@@ -119,7 +119,8 @@ def _action(tensor: TensorInfo, chosen: Selection) -> Action:
     return Action.COPY if tensor.scale is None else Action.DEQUANTIZE
 
 
-def _pieces(tensors: Mapping[str, TensorInfo], chosen: Selection) -> list[Piece]:
+def pieces_of(tensors: Mapping[str, TensorInfo], chosen: Selection) -> list[Piece]:
+    """Return what is to be put into files."""
     pieces = []
     for name, tensor in tensors.items():
         slot, action = chosen.slots[name], _action(tensor, chosen)
@@ -137,7 +138,9 @@ def _pieces(tensors: Mapping[str, TensorInfo], chosen: Selection) -> list[Piece]
     return pieces
 
 
-def _file(group: Group, tensors: Mapping[str, TensorInfo], chosen: Selection) -> OutputFile:
+def planned_file(group: Group, tensors: Mapping[str, TensorInfo], chosen: Selection) -> OutputFile:
+    """Fix one file to the byte."""
+
     def order(piece: Piece) -> tuple[int, str]:
         tensor = tensors[piece.key]
         first = Item(_action(tensor, chosen), tensor, 0, None, None).outputs[0]
@@ -200,7 +203,8 @@ def _asked_for(names: Iterable[str]) -> list[str]:
     return [n for module in modules for n in (*names_asked_for(module), *renamed(module))]
 
 
-def _totals(files: Iterable[OutputFile], *actions: Action) -> Totals:
+def totals_of(files: Iterable[OutputFile], *actions: Action) -> Totals:
+    """Add up the items of some actions."""
     tensors = source_bytes = output_bytes = 0
     for file in files:
         for item in file.items:
@@ -226,4 +230,6 @@ def plan_digest(plan: Plan, version: str) -> str:
             digest.update(f"\n{item.action} {source.name} {source.dtype} {source.shape}".encode())
             if source.view is not None or source.scale is not None:
                 digest.update(f" {source.view} {source.scale}".encode())
+    if plan.plain:
+        digest.update(b"\nplain")
     return digest.hexdigest()

@@ -74,7 +74,7 @@ def tensor_pieces(
 
 
 def _item(tensor: TensorInfo) -> int:
-    return DTYPE_BITS[tensor.dtype] // 8
+    return DTYPE_BITS[tensor.stored.dtype] // 8
 
 
 def _run(tensor: TensorInfo) -> int:

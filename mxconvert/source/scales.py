@@ -1,4 +1,4 @@
-"""Reading the scales of FP8 weights."""
+"""Reading the scales of FP8 and MXFP4 weights."""
 
 from __future__ import annotations
 
@@ -33,16 +33,13 @@ class Scales:
 
 
 def load_scales(reader: SourceReader, weight: TensorInfo) -> Scales:
-    """Read the scales of an FP8 weight.
+    """Read the scales of a weight.
 
     Raises:
         SourceError: One is NaN, infinite or negative.
     """
-    scale = scale_of(weight)
-    stored = scale.tensor
-    raw = bytearray(stored.size)
-    read_tensor(reader, stored, 0, memoryview(raw))
-    values = decode_scales(stored.dtype, raw)
+    scales, stored = read_scales(reader, weight), scale_of(weight).tensor
+    values = scales.grid.reshape(-1)
     bad = ~np.isfinite(values) | (values < 0)
     if bad.any():
         first = int(np.argmax(bad))
@@ -53,6 +50,16 @@ def load_scales(reader: SourceReader, weight: TensorInfo) -> Scales:
             hint="mend the checkpoint",
             code="bad-scale",
         )
+    return scales
+
+
+def read_scales(reader: SourceReader, weight: TensorInfo) -> Scales:
+    """Read the scales of a weight, whatever they are."""
+    scale = scale_of(weight)
+    stored = scale.tensor
+    raw = bytearray(stored.size)
+    read_tensor(reader, stored, 0, memoryview(raw))
+    values = decode_scales(stored.dtype, raw)
     rows, columns = stored_shape(weight)
     grid: NDArray[np.float32] = values.reshape(-(-rows // scale.rows), -(-columns // scale.columns))
     return Scales(grid, xxh3_128_hex(raw))

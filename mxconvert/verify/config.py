@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from mxconvert.manifest import PLAIN_FORMAT
 from mxconvert.patterns import REGEX_PREFIX, names_asked_for, renamed
 from mxconvert.verify.report import Check, Collector
 from mxconvert.writer.documents.config import is_sane_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from mxconvert.manifest import FormatSpec
 
@@ -89,9 +90,13 @@ def check_config(
         activations: The manifest's option of that name.
 
     Returns:
-        The declaration, ``None`` if there is none that can be read.
+        The declaration, ``None`` if there is none that can be read, or should be none.
     """
     copies = dict(_copies(config, ""))
+    if format_spec == PLAIN_FORMAT:
+        _check_plain(copies, collector, path)
+        _check_dtypes(config, "", collector, path)
+        return None
     _check_dtypes(config, "", collector, path)
     places = ["quantization_config"]
     if format_spec is None:
@@ -111,6 +116,13 @@ def check_config(
         message = f"{path}: {place} cannot be read as compressed-tensors does: {error!r}"
         collector.fail(Check.CONFIG, "bad-quantization-config", message, path=path)
         return None
+
+
+def _check_plain(copies: Iterable[str], collector: Collector, path: str) -> None:
+    """Refuse settings of a quantization where nothing is quantized."""
+    for place in copies:
+        message = f"{path}: {place} declares a quantization, but the weights are plain"
+        collector.fail(Check.CONFIG, "stale-quantization-config", message, path=path)
 
 
 def _copies(value: Any, place: str) -> Iterator[tuple[str, Any]]:

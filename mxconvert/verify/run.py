@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.errors import Interrupted
 from mxconvert.events import Advanced
-from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, WORK_FOLDER
+from mxconvert.manifest import MANIFEST_NAME, PLAIN_FORMAT, TENSORS_NAME, WORK_FOLDER
 from mxconvert.model import FileRole
 from mxconvert.recipes import head_is_tied
 from mxconvert.verify.config import check_config
@@ -198,6 +198,7 @@ class Run:
             None if indexed is None else indexed[0],
             foreign=manifest is None,
             tied_head=head_is_tied(config or {}),
+            plain=manifest is not None and manifest.format == PLAIN_FORMAT,
         )
 
     def _config(self) -> dict[str, object] | None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from mxconvert.events import Started
 from mxconvert.fp8 import FP8_DTYPES
-from mxconvert.manifest import SCALES_OF_SOURCE, SourceRecord, TensorRecord, source_identity
+from mxconvert.manifest import (
+    PLAIN_FORMAT,
+    SCALES_OF_SOURCE,
+    SourceRecord,
+    TensorRecord,
+    source_identity,
+)
 from mxconvert.model import BLOCK_SIZE
 from mxconvert.plan.scales import is_left_scale
 from mxconvert.provenance import Coverage
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from mxconvert.verify.options import VerifyOptions
 
 _BACKEND = "numpy"
+_NOTHING_QUANTIZED = (SCALES_OF_SOURCE, PLAIN_FORMAT.scale_rule)
 _PACKED_FORMAT = "mxfp4-pack-quantized"
 
 
@@ -90,7 +97,7 @@ class SourceRun:
 
             self._run(work, units(), checkpoint, sample)
         self.collector.error = measure.summary()
-        self._report_lost(checkpoint, used)
+        self._report_lost(checkpoint, used, plain=manifest.format == PLAIN_FORMAT)
 
     def against_names(self, tensors: Iterable[TensorInfo]) -> None:
         """Compare another tool's folder with the source's tensors of the same names.
@@ -138,7 +145,7 @@ class SourceRun:
         return sample
 
     def _quantizer(self, manifest: Manifest) -> Quantizer | None:
-        if manifest.format.scale_rule == SCALES_OF_SOURCE:  # nothing was quantized
+        if manifest.format.scale_rule in _NOTHING_QUANTIZED:
             return None
         if manifest.format.name == _PACKED_FORMAT:
             try:
@@ -196,10 +203,10 @@ class SourceRun:
         self.reporter(Started(what="compare with the source", total_bytes=size, total_files=0))
         run_bounded(work, units, self.options.jobs or default_jobs())
 
-    def _report_lost(self, checkpoint: Checkpoint, used: Coverage) -> None:
+    def _report_lost(self, checkpoint: Checkpoint, used: Coverage, *, plain: bool) -> None:
         left, tensors = used.left(checkpoint.tensors), checkpoint.tensors
-        is_fp8 = any(tensor.dtype in FP8_DTYPES for tensor in tensors.values())
-        dropped = [name for name in left if is_fp8 and is_left_scale(name)]
+        declares_none = plain or any(t.dtype in FP8_DTYPES for t in tensors.values())
+        dropped = [name for name in left if declares_none and is_left_scale(name)]
         for name, count in left.items():
             if name not in dropped:
                 total = num_elements(tensors[name].shape)

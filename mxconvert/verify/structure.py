@@ -76,6 +76,7 @@ class StructureCheck:
         foreign: Whether another tool made it: a scale may stand in another file than its
             codes, embeddings need not be ignored, unused ignore entries are only noted.
         tied_head: Whether ``lm_head`` may be ignored though it is not stored.
+        plain: Whether nothing of it may be packed.
     """
 
     collector: Collector
@@ -83,6 +84,7 @@ class StructureCheck:
     index: Mapping[str, str] | None
     foreign: bool = False
     tied_head: bool = False
+    plain: bool = False
     total_bytes: int = 0
     _owner: dict[str, str] = field(default_factory=dict)
     _codes: dict[str, _Half] = field(default_factory=dict)
@@ -131,6 +133,8 @@ class StructureCheck:
             module, mine, others = name.removesuffix(SCALE), self._scales, self._codes
         else:
             return
+        if self.plain:
+            self.fail("packed-but-plain", path, name, "the manifest says that nothing is packed")
         if tensor.dtype != _BYTE:
             self.fail("dtype", path, name, "the dtype", expected=_BYTE, found=tensor.dtype)
         other = others.pop(module, None)

@@ -52,8 +52,9 @@ def model_card(
         base_model: What ``base_model`` should say unless the source's card says it.
     """
     card = _split(source_card or "")
-    front = _front_matter(card.front, base_model)
-    text = f"---\n{''.join(line + chr(10) for line in front)}---\n\n{_section(plan, version)}"
+    front = _front_matter(card.front, base_model, plain=plan.plain)
+    section = _plain_section(plan, version) if plan.plain else _section(plan, version)
+    text = f"---\n{''.join(line + chr(10) for line in front)}---\n\n{section}"
     if card.body.strip():
         text += f"\n---\n\n{card.body}"
     if not text.endswith("\n"):
@@ -80,13 +81,14 @@ def _is_mapping(lines: list[str]) -> bool:
     )
 
 
-def _front_matter(lines: list[str], base_model: str | None) -> list[str]:
-    front = _with_tags(lines)
+def _front_matter(lines: list[str], base_model: str | None, *, plain: bool) -> list[str]:
+    front = lines if plain else _with_tags(lines)
     if base_model is None:
         return front
     # What the source was made from is no longer the parent: the source is.
     front = _without(front, ("base_model", "base_model_relation"))
-    return [*front, f"base_model: {json.dumps(base_model)}", "base_model_relation: quantized"]
+    relation = [] if plain else ["base_model_relation: quantized"]
+    return [*front, f"base_model: {json.dumps(base_model)}", *relation]
 
 
 def _without(lines: list[str], keys: tuple[str, ...]) -> list[str]:
@@ -115,6 +117,27 @@ def _with_tags(lines: list[str]) -> list[str]:
     present = {line.strip().removeprefix("- ").strip("'\" ") for line in lines[at + 1 : end]}
     added = [f"{item.group(1)}- {tag}" for tag in _TAGS if tag not in present]
     return [*lines[:end], *added, *lines[end:]]
+
+
+def _plain_section(plan: Plan, version: str) -> str:
+    made = plan.dequantized
+    return f"""\
+# BF16 weights
+
+Made by mxconvert {version}: {made.tensors} weights that were quantized are stored in BF16, \
+{plan.copied.tensors - made.tensors} tensors are unchanged. Nothing is quantized any more, but no \
+value is more precise than it was.
+
+| | |
+|---|---|
+| Size | {_size(plan.total_size)}, from {_size(plan.copied.source_bytes)} |
+
+Check that every byte is as it was made:
+
+```sh
+mxconvert verify .
+```
+"""
 
 
 def _section(plan: Plan, version: str) -> str:

@@ -1,4 +1,4 @@
-"""``config.json``: the source's, with one quantization_config and sane dtype fields."""
+"""``config.json``: the source's, with one quantization_config or none, and sane dtype fields."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def config_json(config: Mapping[str, Any], plan: Plan) -> tuple[bytes, tuple[Not
     """Return the artifact's config.json and notices ``(code, message)``.
 
     Keys keep their order and values. ``quantization_config`` stands at the top level,
-    where every loader looks first; every other copy goes. A dtype field that is null or
-    names a storage type becomes what most unquantized weights are stored in; if ``dtype``
-    and ``torch_dtype`` contradict each other, ``dtype`` wins.
+    where every loader looks first, unless nothing is quantized; every other copy goes. A
+    dtype field that is null or names a storage type becomes what most unquantized weights
+    are stored in; if ``dtype`` and ``torch_dtype`` contradict each other, ``dtype`` wins.
 
     Args:
         config: The source's config.json.
@@ -64,7 +64,8 @@ def config_json(config: Mapping[str, Any], plan: Plan) -> tuple[bytes, tuple[Not
     _settle_dtypes(document, _nested_dtype(document) or majority, "", notices)
     if not _names_dtype(document):
         _insert_dtype(document, majority)
-    document[QUANTIZATION_KEY] = quantization_config(plan)
+    if not plan.plain:
+        document[QUANTIZATION_KEY] = quantization_config(plan)
     return encode_json(document), tuple(notices)
 
 
