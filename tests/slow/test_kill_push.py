@@ -65,7 +65,7 @@ def kill_after(delay: float, site: Site, heavy: LargeArtifact) -> bool:
 def assert_reader_sees_all_or_nothing(site: Site, heavy: LargeArtifact, target: Path) -> None:
     result = site.pull(target, *JOBS)
     if result.status == 0:
-        site.assert_published(heavy)
+        site.assert_whole(heavy)
     else:
         fail_cleanly(result, 6, "no tag 'latest'")
 
