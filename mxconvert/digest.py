@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import xxhash
-from awscrt import checksums
+
+from mxconvert.crc import combine_crc64nvme, crc64nvme
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -94,7 +95,7 @@ class ChunkHasher:
 
     def _take(self, view: memoryview) -> None:
         self._xxh.update(view)
-        self._crc = checksums.crc64nvme(view, self._crc)
+        self._crc = crc64nvme(view, self._crc)
 
     def end_chunk(self) -> ChunkDigest:
         """End the chunk under way, if there is one, and return the last one's digests."""
@@ -102,7 +103,7 @@ class ChunkHasher:
             length = self._chunk_size - self._room
             self._chunks.append(ChunkDigest(self._xxh.hexdigest(), f"{self._crc:016x}"))
             self._crc_before = self._file_crc
-            self._file_crc = checksums.combine_crc64nvme(self._file_crc, self._crc, length)
+            self._file_crc = combine_crc64nvme(self._file_crc, self._crc, length)
             self._xxh = xxhash.xxh3_128()
             self._crc, self._room = 0, self._chunk_size
         return self._chunks[-1]

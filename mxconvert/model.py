@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 32
 """Elements that share one scale."""
+REPORT_NAME = ".mxconvert-report.jsonl.zst"
+"""The file of quantization errors; it lies beside an artifact and is no part of it."""
 PACKED_SUFFIX = ".weight_packed"
 SCALE_SUFFIX = ".weight_scale"
 CODES_DTYPE = "F4"

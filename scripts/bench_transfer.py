@@ -1,9 +1,9 @@
 """Push and pull: ours beside other S3 clients, against two servers on loopback.
 
-    python scripts/bench_transfer.py [--size 2GiB] [--repeat 5] [--json FILE] [--venvs DIR]
+    python scripts/bench_transfer.py [--size 2GiB] [--repeat 3] [--json FILE] [--venvs DIR]
         [--servers sink seaweedfs] [--cases push memory tmpfs disk] [--clients NAME...]
 
-Makes a virtual environment for each peer below ``--venvs`` (0.6 GB together, kept for the next
+Makes a virtual environment for each peer below ``--venvs`` (0.4 GB together, kept for the next
 time) and one model of ``--size`` in ``--files`` shards, written by ``mxconvert quantize``. Every
 client moves that folder as a process of its own: up from tmpfs, down to memory (the bytes are
 kept there; only libraries can), to tmpfs and to a disk; 16 requests at once, parts of 16 MiB

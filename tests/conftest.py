@@ -8,6 +8,7 @@ torch's memory and threads stay out of the other tests.
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support import Model, bf16_model
 from tests.support.runs import Reference, make_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.pull_base import Place
@@ -89,10 +90,30 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def next_bucket(s3: S3Server) -> Iterator[Callable[[], str]]:
+    """Gives new buckets; the next one is made, and has had its slow first object, meanwhile."""
+
+    def make() -> str:
+        name = s3.make_bucket()
+        s3.put(name, "first", b"")
+        s3.delete(name, "first")
+        return name
+
+    with ThreadPoolExecutor(1) as pool:
+        ready = [pool.submit(make)]
+
+        def take() -> str:
+            ready.append(pool.submit(make))
+            return ready.pop(0).result()
+
+        yield take
+
+
 @pytest.fixture
-def bucket(s3: S3Server) -> str:
+def bucket(next_bucket: Callable[[], str]) -> str:
     """A new, empty bucket."""
-    return s3.make_bucket()
+    return next_bucket()
 
 
 @pytest.fixture

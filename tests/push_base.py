@@ -92,17 +92,21 @@ class Site:
 
     def assert_published(self, artifact: LargeArtifact, *, tag: str | None = "latest") -> None:
         """The version is whole, byte for byte; nothing is left over; the tag points at it."""
+        self.assert_whole(artifact)
+        assert self.s3.uploads(self.bucket) == []
+        assert [key for key in self.s3.keys(self.bucket) if ".probe-" in key] == []
+        if tag is not None:
+            data = self.s3.get(self.bucket, f"{self.prefix}/refs/{tag}.json")
+            assert data == f'{{"id": "{artifact.id}", "schema_version": 1}}\n'.encode()
+
+    def assert_whole(self, artifact: LargeArtifact) -> None:
+        """The version's folder holds exactly the artifact's bytes."""
         base = self.base(artifact)
         found = self.s3.objects(self.bucket, base)
         digests = {
             key.removeprefix(base): hashlib.sha256(data).hexdigest() for key, data in found.items()
         }
         assert digests == artifact.digests
-        assert self.s3.uploads(self.bucket) == []
-        assert [key for key in self.s3.keys(self.bucket) if ".probe-" in key] == []
-        if tag is not None:
-            data = self.s3.get(self.bucket, f"{self.prefix}/refs/{tag}.json")
-            assert data == f'{{"id": "{artifact.id}", "schema_version": 1}}\n'.encode()
 
     def assert_unpublished(self, artifact: LargeArtifact) -> None:
         """No manifest is there, no tag points there, and what has a final name is right."""

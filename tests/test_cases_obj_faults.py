@@ -153,7 +153,9 @@ def test_answers_that_end_early_are_taken_up_where_they_broke(
     broken = [r for r in site.proxy.log if r.cut]
     assert len(broken) == 3
     again = site.proxy.sent("GetObject", key="*.safetensors") - published.payload
-    assert again <= (3 * MIB if cut.reset else MIB // 4)  # a reset drops what is under way
+    # A reset drops what is under way; without a length, the read that meets the end is lost.
+    most = 3 * MIB if cut.reset else MIB if cut.chunked else MIB // 4
+    assert again <= most
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,12 +24,11 @@ from tests.pull_base import (
     summary,
 )
 from tests.support import fail_cleanly, shell
-from tests.support.faults import Stall
+from tests.support.faults import Stall, access_denied
 from tests.support.runs import NO_OVERRIDE, arm, mounted, partials, wait_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support import Running
 
@@ -69,8 +69,10 @@ def armed(monkeypatch: pytest.MonkeyPatch, point: str, action: str):
         yield
 
 
-@pytest.mark.parametrize("action", ["enospc", "eio"])
-@pytest.mark.parametrize("point", PLACES)
+@pytest.mark.parametrize(
+    ("point", "action"),
+    [*((point, "enospc") for point in PLACES), ("pull.chunk-written", "eio")],
+)
 def test_no_space_at_every_place(
     place: Place, made: Published, point: str, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +148,20 @@ def test_finished_file_that_cannot_be_read(
     os.utime(place.target / "config.json", (1, 1))
     result = place.run(prefix=prefix)
     fail_cleanly(result, 7, str(place.target / "config.json"), "Permission denied")
+
+
+def test_nothing_stays_open(place: Place, made: Published) -> None:
+    """Neither after a pull nor after one that failed: a program may pull many times."""
+
+    def opened() -> list[str]:
+        links = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+        return [str(link.readlink()) for link in links if str(place.folder) in str(link.readlink())]
+
+    place.proxy.add(access_denied(), "GetObject", key=f"*/{WEIGHTS}", skip=1, times=1)
+    place.fails(6, WEIGHTS)
+    assert opened() == []
+    place.pull().ok()
+    assert opened() == []
 
 
 # --------------------------------------------------------------------- two pulls at once

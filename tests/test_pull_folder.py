@@ -191,7 +191,7 @@ def test_links_in_a_finished_folder(place: Place, made: Published) -> None:
 
 
 @pytest.mark.parametrize("target", ["same", "other", "nothing", "itself"])
-@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "sub/dir/file.json"])
+@pytest.mark.parametrize("name", [WEIGHTS, "sub/dir/file.json"])
 def test_links_where_files_should_be(place: Place, made: Published, target: str, name: str) -> None:
     """Replaced by the file, never followed."""
     place.leave_unfinished()

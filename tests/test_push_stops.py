@@ -32,6 +32,7 @@ def killed(site: Site, artifact: LargeArtifact, point: str, *options: str) -> No
     """Run a push that is killed at a failpoint."""
     result = site.process(artifact, *options, env=arm(f"{point}=kill"))
     assert result.status == -9, result.stderr
+    site.proxy.settle(30)  # what was under way may still be done
 
 
 def leftovers(site: Site, *options: str) -> list[dict]:

@@ -6,10 +6,10 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
-from awscrt import checksums
 
 from mxconvert.bench.source import gaussian_bf16
 from mxconvert.bench.timing import Measurement, median_rate, run_on_threads, thread_counts
+from mxconvert.crc import crc64nvme
 from mxconvert.digest import xxh3_128_hex
 from mxconvert.model import ScaleRule
 from mxconvert.pipeline.pieces import PIECE_SIZE
@@ -52,7 +52,7 @@ class ProcessorBench:
                 yield self._row("kernel", f"BF16, {rule}", threads, self._kernel(quantizer))
         digests: dict[str, Callable[[memoryview], object]] = {
             "XXH3-128": xxh3_128_hex,
-            "CRC64-NVME": checksums.crc64nvme,
+            "CRC64-NVME": crc64nvme,
             "SHA-256": lambda view: hashlib.sha256(view).digest(),
         }
         for name, digest in digests.items():

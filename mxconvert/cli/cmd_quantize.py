@@ -57,7 +57,7 @@ def quantize(
     event per line, the last one a summary.
     """
     del debug
-    from mxconvert.pipeline.destination import check_destination
+    from mxconvert.destination import check_destination
     from mxconvert.source import local_path
 
     source, target = local_path(src, "SRC"), local_path(dst, "DST")

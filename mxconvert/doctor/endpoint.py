@@ -9,8 +9,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from awscrt import checksums
-
+from mxconvert.crc import combine_crc64nvme, crc64nvme
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.store import Condition, Identity
 
@@ -99,7 +98,7 @@ def examine_endpoint(client: Client) -> EndpointReport:
 
 def _probe() -> tuple[bytes, Identity]:
     data = hashlib.shake_128(b"mxconvert").digest(_SIZE)
-    crc = f"{checksums.crc64nvme(data):016x}"
+    crc = f"{crc64nvme(data):016x}"
     return data, Identity(len(data), hashlib.sha256(data).hexdigest(), crc)
 
 
@@ -190,8 +189,8 @@ def _try_parts(client: Client, key: str, report: EndpointReport) -> None:
     if parts is None:
         report.note("multipart uploads", works=None, detail="not used with this store")
         return
-    crc = f"{checksums.crc64nvme(bytes(_PART)):016x}"
-    whole = checksums.combine_crc64nvme(int(crc, 16), checksums.crc64nvme(b"\0"), 1)
+    crc = f"{crc64nvme(bytes(_PART)):016x}"
+    whole = combine_crc64nvme(int(crc, 16), crc64nvme(b"\0"), 1)
     identity = Identity(_PART + 1, "", f"{whole:016x}")
     try:
         upload = client.call(parts.begin_upload, key, identity)
@@ -214,7 +213,7 @@ def _try_upload(  # noqa: PLR0917  (one story)
     identity: Identity,
     report: EndpointReport,
 ) -> None:
-    last = f"{checksums.crc64nvme(bytes(1)):016x}"
+    last = f"{crc64nvme(bytes(1)):016x}"
     sent = [
         client.call(parts.upload_part, key, upload, 1, _Part(_PART), crc),
         client.call(parts.upload_part, key, upload, 2, _Part(1), last),

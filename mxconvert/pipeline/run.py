@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mxconvert import destination
 from mxconvert.errors import (
     Interrupted,
     LocalError,
@@ -19,7 +20,6 @@ from mxconvert.errors import (
 )
 from mxconvert.events import Notice, Started
 from mxconvert.lock import Lock
-from mxconvert.pipeline import destination
 from mxconvert.pipeline.complete import find_artifact
 from mxconvert.pipeline.convert import chunk_bytes
 from mxconvert.pipeline.engine import Engine

@@ -5,6 +5,7 @@ A run writes a fragment per output file with `encode_fragment` and joins them wi
 `read_records` reads the result strictly.
 """
 
+from mxconvert.model import REPORT_NAME
 from mxconvert.statistics.figures import Sums
 from mxconvert.statistics.measure import (
     ITEM_SIZES,
@@ -29,7 +30,6 @@ from mxconvert.statistics.records import (
     parse,
 )
 from mxconvert.statistics.stream import (
-    REPORT_NAME,
     assemble,
     encode_fragment,
     encode_lines,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import zstandard
 
 from mxconvert.errors import LocalError
+from mxconvert.model import REPORT_NAME
 from mxconvert.statistics.records import (
     End,
     Header,
@@ -26,9 +27,6 @@ from mxconvert.statistics.records import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-REPORT_NAME = ".mxconvert-report.jsonl.zst"
-"""The file's name beside an artifact: a dotfile, which loaders and the manifest leave aside."""
 
 _LEVEL = 3
 _LINE_LIMIT = 16 * 1024 * 1024

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from awscrt import checksums
-
+from mxconvert.crc import combine_crc64nvme
 from mxconvert.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,5 +72,5 @@ def crc_of(entry: FileEntry, begin: int, end: int, chunk_size: int) -> str:
     crc = 0
     for index in range(begin // chunk_size, -(-end // chunk_size)):
         length = min((index + 1) * chunk_size, entry.size) - index * chunk_size
-        crc = checksums.combine_crc64nvme(crc, int(entry.chunks[index].crc64nvme, 16), length)
+        crc = combine_crc64nvme(crc, int(entry.chunks[index].crc64nvme, 16), length)
     return f"{crc:016x}"

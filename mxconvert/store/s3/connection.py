@@ -7,6 +7,7 @@ one of them and not the others.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
 import time
@@ -31,6 +32,7 @@ _DEFAULT_REGION = "us-east-1"
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0
 _RENEW_EVERY_SECONDS = 1.0
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _STYLES = {"path": "path", "virtual": "virtual"}
 _REDIRECTS = frozenset({"301", "307", "PermanentRedirect", "TemporaryRedirect"})
 _SCHEMES = frozenset({"http", "https"})
@@ -146,12 +148,14 @@ class Connection:
         if style is not None and style not in _STYLES:
             raise UsageError(f"--store-option addressing={style}: expected path or virtual")
         try:
-            client = self._create(_STYLES.get(style or "", "auto"))
+            guess = _STYLES[style] if style else self._likely_style()
+            client = self._create(guess)
             host = urlsplit(str(client.meta.endpoint_url)).hostname or ""
-            if not host.endswith(_AMAZON) and style is None:
-                # Buckets as host names need DNS and certificates that private stores lack.
+            # Buckets as host names need DNS and certificates that private stores lack.
+            right = "auto" if host.endswith(_AMAZON) else "path"
+            if style is None and guess != right:
                 client.close()
-                client = self._create("path")
+                client = self._create(right)
         except (boto.ProfileNotFound, boto.ConfigParseError, boto.ConfigNotFound) as error:
             raise UsageError(str(error), code="bad-profile") from error
         except boto.BotoCoreError as error:
@@ -175,6 +179,12 @@ class Connection:
                 code="bad-endpoint",
             )
         return client
+
+    def _likely_style(self) -> str:
+        """Guess the style without asking the configuration: making a client takes a while."""
+        stated = (self._options.text("endpoint"), *map(os.environ.get, _ENDPOINT_VARIABLES))
+        endpoint = next(filter(None, stated), None)
+        return "auto" if endpoint is None else "path"
 
     def _create(self, addressing: str) -> Any:
         options = self._options

@@ -7,8 +7,7 @@ import binascii
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from awscrt import checksums
-
+from mxconvert.crc import crc64nvme
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.store.base import Blob, ObjectInfo, PartLimits
 from mxconvert.store.options import S3_OPTIONS, Checksum
@@ -203,7 +202,7 @@ class S3Store(Uploads):
             conditions["IfNoneMatch"] = "*"
         elif condition is not None:
             conditions["IfMatch"] = condition.etag
-        crc = base64_of(f"{checksums.crc64nvme(data):016x}")
+        crc = base64_of(f"{crc64nvme(data):016x}")
         arguments = self._new_object(None) | conditions
         answer = self._put(key, data, crc, arguments)
         return answer.get("ETag")

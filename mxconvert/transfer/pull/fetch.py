@@ -18,6 +18,7 @@ from mxconvert.transfer.pull.folder import (
     partial_path,
     plain_size,
     plain_stat,
+    start_writeback,
     write_at,
 )
 from mxconvert.transfer.pull.journal import stamp_of
@@ -234,6 +235,8 @@ class FilePull:
             return False
         self._map.set(index)
         failpoints.hit("pull.chunk-noted", str(self._partial))
+        begin, end = self._range(index)
+        start_writeback(self._fd, begin, end - begin)
         self._done(index)
         return True
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
-from mxconvert.errors import LocalError, UsageError
-from mxconvert.events import Notice, Started, ignore
-from mxconvert.lock import Lock
-from mxconvert.manifest import MANIFEST_NAME, artifact_id
-from mxconvert.model import FileRole
-from mxconvert.pipeline.destination import (
+from mxconvert.destination import (
     check_space,
     clear,
     refuse_leftovers,
     refuse_strangers,
 )
+from mxconvert.errors import LocalError, UsageError
+from mxconvert.events import Notice, Started, ignore
+from mxconvert.lock import Lock
+from mxconvert.manifest import MANIFEST_NAME, artifact_id
+from mxconvert.model import FileRole
 from mxconvert.remote import find_artifact
 from mxconvert.transfer.crew import Crew
 from mxconvert.transfer.pull.check import compare_sha256

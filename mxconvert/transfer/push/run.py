@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from awscrt import checksums
-
 from mxconvert import failpoints
+from mxconvert.crc import crc64nvme
 from mxconvert.errors import StoreError, StoreFault, UsageError
 from mxconvert.events import Notice, Started, ignore
 from mxconvert.manifest import MANIFEST_NAME
@@ -138,7 +137,7 @@ def _put_manifest(context: PushContext) -> None:
     """Write the manifest, unless it is there."""
     key, data = context.key(MANIFEST_NAME), context.artifact.data
     info = context.client.find(key)
-    crc = f"{checksums.crc64nvme(data):016x}"
+    crc = f"{crc64nvme(data):016x}"
     if info is not None and (info.size, info.crc64nvme) == (len(data), crc):
         outcome = Outcome.PRESENT
     else:

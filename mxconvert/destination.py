@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from mxconvert.errors import LocalError, UsageError, VerificationError
 from mxconvert.events import Notice
-from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, parse_manifest
+from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, WORK_FOLDER, parse_manifest
 from mxconvert.manifest.loadable import may_be_loaded
-from mxconvert.pipeline.journal import JOURNAL_FOLDER
-from mxconvert.statistics import REPORT_NAME
+from mxconvert.model import REPORT_NAME
 from mxconvert.writer import PARTIAL_SUFFIX, remove_quietly
 from mxconvert.writer.atomic import local_error
 
@@ -68,8 +67,8 @@ def make_folder(target: Path) -> None:
     """
     try:
         target.mkdir(exist_ok=True)
-        (target / JOURNAL_FOLDER).mkdir(exist_ok=True)
-        (target / JOURNAL_FOLDER / "files").mkdir(exist_ok=True)
+        (target / WORK_FOLDER).mkdir(exist_ok=True)
+        (target / WORK_FOLDER / "files").mkdir(exist_ok=True)
     except OSError as error:
         raise local_error(error, target) from error
 
@@ -81,8 +80,8 @@ def leftovers(target: Path) -> list[str]:
 
 def _walk(target: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(target):
-        if Path(folder) == target and JOURNAL_FOLDER in folders:
-            folders.remove(JOURNAL_FOLDER)
+        if Path(folder) == target and WORK_FOLDER in folders:
+            folders.remove(WORK_FOLDER)
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in (*files, *links):
             yield Path(folder, name).relative_to(target).as_posix()
