@@ -43,7 +43,7 @@ def dequantize(
     BF16. Runs, resumes and reports as quantize does.
     """
     del debug
-    from mxconvert.pipeline.destination import check_destination
+    from mxconvert.destination import check_destination
     from mxconvert.source import local_path
 
     source, target = local_path(src, "SRC"), local_path(dst, "DST")
