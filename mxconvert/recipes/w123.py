@@ -20,13 +20,15 @@ W1_W2_W3: tuple[Recipe, ...] = (
     _family("mixtral", "Mixtral", "mixtral"),
     _family(
         "minimax",
-        "MiniMax-Text-01, MiniMax-M1, MiniMax-M2",
+        "MiniMax-Text-01, MiniMax-M1",
         "minimax",
         "minimax_m1",
         "minimax_text_01",
-        "minimax_m2",
     ),
+    _family("minimax-m2", "MiniMax-M2", "minimax_m2"),
     _family("phimoe", "Phi-3.5-MoE", "phimoe"),
-    _family("kimi-k3", "Kimi-K3, Kimi-Linear", "kimi_k3", "kimi_linear"),
+    # In this order: the language model within Kimi-K3 calls itself kimi_linear.
+    _family("kimi-k3", "Kimi-K3", "kimi_k3"),
+    _family("kimi-linear", "Kimi-Linear", "kimi_linear"),
     _family("lfm2-moe", "LFM2-MoE", "lfm2_moe", block="feed_forward"),
 )
