@@ -116,6 +116,12 @@ def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memo
     return values
 
 
+def has_block_factors(weight: TensorInfo) -> bool:
+    """Whether the 32 elements of each block of a row share a scale."""
+    columns, width = weight.shape[1], scale_of(weight).columns
+    return columns % BLOCK_SIZE == 0 and (width % BLOCK_SIZE == 0 or width >= columns)
+
+
 def block_factors(weight: TensorInfo, grid: Floats, first_block: int, count: int) -> Floats:
     """Return the scale of each block of 32 along the rows, float32 ``[count]``.
 

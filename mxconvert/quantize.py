@@ -24,6 +24,8 @@ from mxconvert.model import BLOCK_SIZE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from _typeshed import ReadableBuffer as Buffer
+
 __all__ = [
     "SAMPLE_EVERY",
     "Backend",
@@ -106,6 +108,27 @@ class Quantizer:
         if max(scales, default=0) < _FIRST_UNSAFE_SCALE:
             return 0
         return self.backend.scan(out, FloatType.BF16).count
+
+    def quantize_scaled(
+        self,
+        source: memoryview,
+        dtype: str,
+        factors: Buffer,
+        packed: memoryview,
+        scales: memoryview,
+        *,
+        sums: ErrorSums | None = None,
+    ) -> NonFinite:
+        """Do as `quantize` with FP8 elements times ``factors``, float32, one for each block."""
+        return self.backend.quantize_scaled(
+            source, FloatType(dtype), self._rule, factors, packed, scales, sums
+        )
+
+    def widen_scaled(
+        self, source: memoryview, dtype: str, factors: Buffer, output: memoryview
+    ) -> NonFinite:
+        """Make BF16 of FP8 elements times ``factors``, float32, one for each block of 32."""
+        return self.backend.widen_scaled(source, FloatType(dtype), factors, output)
 
     def scan(self, source: memoryview, dtype: str) -> NonFinite:
         """Count elements that are not finite; dtypes without NaN or Inf have none."""

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mxconvert.errors import SourceError
-from mxconvert.fp8 import has_bf16, scale_of, stored_shape, to_bf16
+from mxconvert.fp8 import (
+    block_factors,
+    has_bf16,
+    has_block_factors,
+    scale_of,
+    stored_shape,
+    to_bf16,
+)
 from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, Action
 from mxconvert.pipeline.pieces import is_transposed
 from mxconvert.quantize import ErrorSums
@@ -94,6 +101,13 @@ class Converter:
         sums: ErrorSums | None,
     ) -> int:
         """Quantize rows of scaled FP8 that are stored as they are written."""
+        source = part.item.source
+        factors = self._factors(part)
+        if factors is not None:
+            found = self._quantizer.quantize_scaled(
+                data, source.dtype, factors.data, *out, sums=sums
+            )
+            return found.count
         count = block = 0
         for _, values in self._chunks(part, data):
             blocks = values.size // BLOCK_SIZE
@@ -145,6 +159,9 @@ class Converter:
             output: For the part; of a transposed one for the whole matrix.
         """
         source, count = part.item.source, 0
+        factors = None if part.transposed or source.scale is None else self._factors(part)
+        if factors is not None:
+            return self._quantizer.widen_scaled(data, source.dtype, factors.data, output).count
         for first, values in self._chunks(part, data):
             if source.scale is not None:
                 count += int((~has_bf16(values)).sum())
@@ -160,6 +177,17 @@ class Converter:
     def decode(self, data: memoryview, scales: memoryview, output: memoryview) -> int:
         """Make BF16 of MXFP4; return how many of its values BF16 cannot hold."""
         return self._quantizer.dequantize(data, scales, output)
+
+    def _factors(self, part: Part) -> NDArray[np.float32] | None:
+        """Return the factor of each block of a part of scaled FP8, which the kernels take.
+
+        ``None`` if some block has several, and where a scale is zero: it needs a closer look.
+        """
+        source = part.item.source
+        grid = self.scales_of(source).grid
+        if not has_block_factors(source) or not grid.all():
+            return None
+        return block_factors(source, grid, part.first_block, part.num_elements // BLOCK_SIZE)
 
     def _chunks(self, part: Part, data: memoryview) -> Iterator[tuple[int, Array]]:
         """Yield a stored row's number and some rows from it on, dequantized or as integers."""
