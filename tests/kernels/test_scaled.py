@@ -357,6 +357,20 @@ def test_where_the_first_is(backend, fp8, rule, place):
     assert widened == found.nonfinite
 
 
+def test_factors_that_callers_should_refuse(fast, fp8, rule):
+    """Negative ones multiply; with NaN or infinity no block is finite."""
+    blocks = random_blocks(fp8, usual_factors(192, seed=22), seed=23)
+    blocks.factors[5::7] *= -1
+    assert_quantizes(fast, blocks, fp8, rule)
+    assert_widens(fast, blocks, fp8)
+    blocks.factors[[70, 180]] = math.nan, math.inf
+    found = quantize_scaled(fast, blocks, fp8, rule)
+    assert_same(found, quantize_scaled(get_backend("reference"), blocks, fp8, rule))
+    assert found.nonfinite.first == 70 * BLOCK_SIZE
+    assert found.scales[[70, 180]].tolist() == [255, 255]
+    assert widen_scaled(fast, blocks, fp8)[1] == found.nonfinite
+
+
 def test_overflow_counts(backend, fp8, rule):
     elements = np.full((3, BLOCK_SIZE), 0x38, np.uint8)
     elements[1, 7] = elements[1, 9] = LARGEST[fp8]

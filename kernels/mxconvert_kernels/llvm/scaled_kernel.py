@@ -5,7 +5,7 @@ on comparisons with numbers of few bits, for which `odd_bits` of a product do. T
 errors take all bits.
 
 A block's scale is long in coming: its elements' maximum, a product, an exponent. So the scales of a
-chunk are chosen before, for 16 blocks at once. Chunks that have a block of tiny, zero or non-finite
+chunk are chosen before, for 16 blocks at once. Chunks that have a block of tiny or non-finite
 values, and what is left behind the last whole chunk, go the way of F32 block by block.
 """
 
