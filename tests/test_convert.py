@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxconvert.digest import xxh3_128_hex
+from mxconvert.errors import SourceError
 from mxconvert.events import Event, Notice, ignore
 from mxconvert.model import Action, BlockScale, FileRole, Item, Options, OutputFile, TensorInfo
+from mxconvert.pipeline.convert import Converter
 from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.pieces import (
     MIN_PIECE_SIZE,
@@ -398,6 +402,30 @@ def test_a_zero_scale_over_zeros_is_a_notice(piece_size: int, tmp_path: Path) ->
     assert (notice.severity, notice.code) == ("warning", "zero-scale")
     assert f"{name}: 1 of 4 scales in {name}_scale_inv are 0" in notice.message
     assert stored_tensors(run, files) == expected_tensors(run)
+
+
+@pytest.mark.parametrize("shard", ["weights", "scales"])
+def test_a_source_that_changes_meanwhile_ends_the_run(
+    shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that holds nothing but scales."""
+    model = fp8_model().reshard(
+        lambda name: f"{'scales' if name.endswith('_scale_inv') else 'weights'}.safetensors"
+    )
+    run = Run(model, tmp_path)
+    path = tmp_path / "source" / f"{shard}.safetensors"
+    calls = itertools.count()
+    before = Converter.read
+
+    def read(self: Converter, part: Any, data: memoryview) -> None:
+        before(self, part, data)
+        if next(calls) == 40:
+            os.utime(path, ns=(1, 1))
+
+    monkeypatch.setattr(Converter, "read", read)
+    with pytest.raises(SourceError, match=f"{shard}.*changed during the run") as error:
+        run("out", 16384)
+    assert error.value.code == "source-changed"
 
 
 # --------------------------------------------------------------------------------- pieces

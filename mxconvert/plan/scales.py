@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 _USUAL_BLOCK = (128, 128)
+_MATRIX = 2
 _SCALE_DTYPES = frozenset({"F32", "BF16", "F16", "F8_E8M0"})
 _LEFT = re.compile(
     r"\.(input_scale|output_scale|k_scale|v_scale|q_scale|prob_scale|activation_scale"
@@ -59,6 +60,7 @@ def find_scale(
         raise SourceError(
             f"{found.file}: tensor {found.name!r}: scales of dtype {found.dtype}, expected one of "
             f"{', '.join(sorted(_SCALE_DTYPES))}",
+            hint="this kind of FP8 cannot be read",
             code="bad-scale",
         )
     return block_scale(weight, found, config)
@@ -70,6 +72,13 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
     Raises:
         SourceError: In no known way.
     """
+    if len(weight.shape) != _MATRIX:
+        raise SourceError(
+            f"{weight.file}: FP8 tensor {weight.name!r} has shape {list(weight.shape)}; how scales "
+            "apply is known for matrices only",
+            hint="models with such tensors cannot be converted",
+            code="bad-scale",
+        )
     rows, columns = _stored_matrix(weight)
     elements = num_elements(scale.shape)
     shape = tuple(size for size in scale.shape if size != 1) if elements > 1 else ()
@@ -78,10 +87,10 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
     if scale.shape in ((rows, 1), (rows,)):
         return BlockScale(scale, 1, columns)
     block = _declared_block(config)
-    for height, width in dict.fromkeys((block or _USUAL_BLOCK, _USUAL_BLOCK)):
-        grid = (-(-rows // height), -(-columns // width))
-        if scale.shape == grid or (1 in grid and shape == tuple(n for n in grid if n != 1)):
-            return BlockScale(scale, height, width)
+    height, width = block or _USUAL_BLOCK
+    grid = (-(-rows // height), -(-columns // width))
+    if scale.shape == grid or (1 in grid and shape == tuple(n for n in grid if n != 1)):
+        return BlockScale(scale, height, width)
     stated = list(block) if block else "none"
     raise SourceError(
         f"{scale.file}: tensor {scale.name!r} has shape {list(scale.shape)}; for a weight of "
@@ -93,7 +102,7 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
 
 
 def _stored_matrix(weight: TensorInfo) -> tuple[int, int]:
-    first, second = weight.shape[-2:]
+    first, second = weight.shape
     swapped = weight.view is not None and weight.view.axes is not None
     return (second, first) if swapped else (first, second)
 
