@@ -19,7 +19,7 @@ def per_expert(block: str) -> str:
     middle = rf"\.{block}" if block else ""
     return (
         rf"(?:.*\.)?{_LAYER}{middle}\.experts\.(?P<expert>\d{{1,5}})"
-        r"\.(?P<projection>\w+)\.(?P<kind>weight|bias)$"
+        r"\.(?P<projection>\w+)\.(?P<kind>weight|bias|weight_packed|weight_scale)$"
     )
 
 
