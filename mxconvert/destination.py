@@ -47,6 +47,23 @@ def check_destination(source: Path, target: Path) -> None:
         )
 
 
+def check_base(base: Path, target: Path) -> None:
+    """Refuse a base that is no folder, or that the run would write to.
+
+    Raises:
+        UsageError: It is not there, or it is the output folder, lies in it or around it.
+    """
+    if not base.is_dir():
+        raise UsageError(f"--base {base}: no such folder", hint="give the folder of an artifact")
+    real_base, real = base.resolve(), target.resolve()
+    same = real == real_base or _is_same(real, real_base)
+    if same or _lies_within(real, real_base) or _lies_within(real_base, real):
+        raise UsageError(
+            f"--base {base}: it and the output folder {target} lie within each other",
+            hint="choose a new output folder beside the base",
+        )
+
+
 def _lies_within(inner: Path, outer: Path) -> bool:
     return any(parent == outer or _is_same(parent, outer) for parent in inner.parents)
 

@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | WORKING
         | {
             "--strict", "--engine", "--force", "--dry-run", "--max-memory", "--backend",
-            "--only", "--overwrite", "--recheck", "--break-lock", "--no-statistics",
+            "--only", "--overwrite", "--recheck", "--break-lock", "--no-statistics", "--base",
         },
     ),
     "dequantize": (
@@ -228,8 +228,8 @@ def test_events_of_quantize(model: Model, tmp_path: Path) -> None:
     assert summary.keys() == {
         "error",
         "type", "schema_version", "artifact", "files_made", "files_kept", "files_left",
-        "source_bytes", "output_bytes", "seconds", "jobs", "backend", "quantized", "kept",
-        "dequantized", "dropped_tensors", "skipped_files", "total_size", "file_bytes",
+        "files_taken", "source_bytes", "output_bytes", "seconds", "jobs", "backend", "quantized",
+        "kept", "dequantized", "dropped_tensors", "skipped_files", "total_size", "file_bytes",
     }  # fmt: skip
     assert summary["files_made"] == 9
     assert summary["files_left"] == summary["files_kept"] == 0

@@ -46,6 +46,14 @@ def quantize(
         ),
     ] = False,
     break_lock: o.BreakLock = False,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="ARTIFACT",
+            help="Take files from this earlier artifact whose source tensors have not changed.",
+        ),
+    ] = None,
     json: o.Json = False,
     quiet: o.Quiet = False,
     debug: o.Debug = False,
@@ -86,6 +94,7 @@ def quantize(
         recheck=recheck,
         statistics=not no_statistics,
         only=tuple(only or ()),
+        base=None if base is None else local_path(base, "--base"),
     )
     with open_display(json_lines=json, quiet=quiet) as display:
         pass_on_notices(checkpoint, made, display)
@@ -149,6 +158,8 @@ def print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: st
         ),
         ("skipped", ", ".join(f"{e.name} ({e.reason})" for e in skipped) or "no files"),
     ]
+    if result.files_taken:
+        pairs.append(("taken", f"{result.files_taken} files from the base"))
     if result.files_made:
         rate = result.source_bytes / result.seconds
         pairs.append(

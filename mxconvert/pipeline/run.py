@@ -20,6 +20,7 @@ from mxconvert.errors import (
 )
 from mxconvert.events import Notice, Started
 from mxconvert.lock import Lock
+from mxconvert.pipeline.base import Taking, open_base
 from mxconvert.pipeline.complete import find_artifact
 from mxconvert.pipeline.convert import chunk_bytes
 from mxconvert.pipeline.engine import Engine
@@ -68,6 +69,7 @@ class RunOptions:
             were made from.
         only: Shell globs of output files to make; empty makes all and the artifact.
         statistics: Measure the quantization error of each weight while it is made.
+        base: An artifact to take files from whose source tensors have not changed.
     """
 
     jobs: int | None = None
@@ -78,14 +80,16 @@ class RunOptions:
     recheck: bool = False
     only: tuple[str, ...] = ()
     statistics: bool = True
+    base: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a run did.
 
-    ``artifact`` is the artifact's id, ``None`` if files are still to be made. ``sums`` are the
-    quantization errors of the weights that this run made, ``None`` if none were measured.
+    ``artifact`` is the artifact's id, ``None`` if files are still to be made. ``files_taken``
+    are those of the base. ``sums`` are the quantization errors of the weights that this run
+    made, ``None`` if none were measured.
     """
 
     artifact: str | None
@@ -97,6 +101,7 @@ class RunResult:
     seconds: float
     jobs: int
     backend: str
+    files_taken: int = 0
     sums: Sums | None = None
 
 
@@ -121,6 +126,8 @@ def quantize_checkpoint(
         Interrupted: ``stop`` was set.
     """
     destination.check_destination(checkpoint.root, target)
+    if options.base is not None:
+        destination.check_base(options.base, target)
     check_names(checkpoint, plan)
     _check_only(plan, options.only)
     run = _Run(checkpoint, plan, target, options, report)
@@ -188,6 +195,9 @@ class _Run:
         self._prepare()
         finished = [file for file in plan.files if self.journal.finished(file)]
         to_make = _to_make(plan, finished, options.only)
+        taken = self._take(to_make, budget.jobs, stop)
+        names = {file.name for file in taken}
+        to_make = [file for file in to_make if file.name not in names]
         destination.check_space(self._target, sum(file.size for file in to_make))
         with SourceReader(self._checkpoint.root, self._checkpoint.files) as reader:
             if options.recheck:
@@ -207,12 +217,23 @@ class _Run:
         if failed:
             raise _summary(failed, len(plan.files))
         artifact = None
-        if len(finished) + len(to_make) == len(plan.files):
+        if len(finished) + len(taken) + len(to_make) == len(plan.files):
             artifact = finish_artifact(
                 self._checkpoint, plan, self.journal, self._target, self._report
             )
             self.journal.remove()
-        return self.result(artifact, made=to_make, kept=len(finished))
+        return self.result(artifact, made=to_make, kept=len(finished), taken=len(taken))
+
+    def _take(self, files: list[OutputFile], jobs: int, stop: StopToken) -> list[OutputFile]:
+        """Take files from the base, if there is one."""
+        if self._options.base is None or not files:
+            return []
+        base = open_base(self._options.base, self._plan, self._report)
+        if base is None:
+            return []
+        with SourceReader(self._checkpoint.root, self._checkpoint.files) as reader:
+            taking = Taking(base, self._target, reader, self._record, self._report)
+            return taking.run(files, jobs, stop)
 
     def _prepare(self) -> None:
         if self._options.overwrite:
@@ -279,13 +300,16 @@ class _Run:
         self.journal.remove()
         return self.result(found.artifact, made=(), kept=len(self._plan.files))
 
-    def result(self, artifact: str | None, *, made: Sequence[OutputFile], kept: int) -> RunResult:
+    def result(
+        self, artifact: str | None, *, made: Sequence[OutputFile], kept: int, taken: int = 0
+    ) -> RunResult:
         """Return what the run did."""
         return RunResult(
             artifact=artifact,
             files_made=len(made),
             files_kept=kept,
-            files_left=len(self._plan.files) - len(made) - kept,
+            files_left=len(self._plan.files) - len(made) - kept - taken,
+            files_taken=taken,
             source_bytes=sum(file.source_size for file in made),
             output_bytes=sum(file.size for file in made),
             seconds=time.monotonic() - self._started,

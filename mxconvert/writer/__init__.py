@@ -5,6 +5,7 @@ from mxconvert.writer.atomic import (
     copy_file,
     remove_quietly,
     sync_folder,
+    take_file,
     write_file,
     write_statistics,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "copy_file",
     "remove_quietly",
     "sync_folder",
+    "take_file",
     "write_file",
     "write_statistics",
 ]

@@ -158,6 +158,45 @@ def copy_file(source: Path, target: Path, expected_sha256: str) -> FileDigest:
     return chunks.finish(sha256.hexdigest())
 
 
+@contextlib.contextmanager
+def take_file(source: Path, target: Path, expected_sha256: str) -> Iterator[None]:
+    """Give a file of another folder a name here too: the same file if possible, else a copy.
+
+    The file gets its name when the context ends without an error.
+
+    Args:
+        source: A regular file that nobody writes to.
+        target: The final name.
+        expected_sha256: Of its bytes; compared if it is copied.
+
+    Raises:
+        SourceError: The copied bytes are others.
+        LocalError: The operating system refuses.
+    """
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    try:
+        _link_or_copy(source, partial, expected_sha256)
+        yield
+        failpoints.hit("writer.before-rename", str(partial))
+        remove_quietly(target)  # renaming a link over the very file that it links to does nothing
+        partial.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise local_error(error, target) from error
+    finally:
+        with contextlib.suppress(OSError):
+            remove_quietly(partial)
+
+
+def _link_or_copy(source: Path, target: Path, expected_sha256: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_quietly(target)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        copy_file(source, target, expected_sha256)
+
+
 def _read(file: FileIO, path: Path) -> bytes:
     try:
         return file.read(_PIECE)
