@@ -48,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
 
 
+@pytest.fixture(autouse=True)
+def _small_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs within this process are not charged for what pytest and earlier tests take."""
+    monkeypatch.setattr("mxconvert.pipeline.run.resident_bytes", lambda: 100 << 20)
+
+
 @pytest.fixture
 def model() -> Model:
     """F-BF16, not yet written; change it, then `Model.write` it."""

@@ -205,8 +205,8 @@ def test_remains_of_a_run_with_the_same_process_number(tmp_path: Path) -> None:
 
 def test_lock_where_its_folder_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends removes the folder that the next one is about to lock."""
+    from mxconvert import lock as module
     from mxconvert.events import ignore
-    from mxconvert.pipeline import lock as module
 
     folder = tmp_path / WORK_FOLDER
     lock = module.Lock(folder)
@@ -229,9 +229,9 @@ def test_lock_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Some network and user-space file systems have none."""
     import errno
 
+    from mxconvert import lock as module
     from mxconvert.errors import LocalError
     from mxconvert.events import ignore
-    from mxconvert.pipeline import lock as module
 
     def refuse(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, "no hard links")
