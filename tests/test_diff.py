@@ -18,7 +18,18 @@ from mxconvert.errors import Interrupted, UsageError
 from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME
 from mxconvert.model import TensorInfo
 from mxconvert.stop import StopToken
-from tests.support import Model, bf16_model, decode, fail_cleanly, read_artifact, shell, tensor
+from tests.support import (
+    Model,
+    Tensor,
+    bf16_model,
+    decode,
+    fail_cleanly,
+    fp8_model,
+    fused_model,
+    read_artifact,
+    shell,
+    tensor,
+)
 from tests.verify_base import make_artifact
 
 if TYPE_CHECKING:
@@ -312,3 +323,87 @@ def test_a_stop_ends_the_comparison(shared_source: Path, tmp_path: Path) -> None
     stop.set(15)
     with pytest.raises(Interrupted):
         compare_folders(shared_source, shared_source, READ, stop=stop)
+
+
+# ----------------------------------------------------------- checkpoints of other layouts
+
+
+@pytest.mark.parametrize("layout", ["fused", "transposed", "FP8"])
+def test_a_source_of_another_layout_is_matched(layout: str, tmp_path: Path) -> None:
+    """An artifact and its source, experts stored together or weights in FP8: weight by weight."""
+    source = OTHERS[layout]().write(tmp_path / "source")
+    target = tmp_path / "out"
+    run = ("quantize", source, target, "--max-memory", "8GiB", "--force")
+    shell(*run).ok()
+    found = compare_folders(source, target, replace(READ, values=True))
+    assert not found.counts[Status.ONLY_A]
+    assert not found.counts[Status.ONLY_B]
+    assert not found.counts[Status.BYTES]
+    assert found.counts[Status.FORM] == 12
+    assert found.counts[Status.SHAPE] == (14 if layout == "FP8" else 0)
+    assert found.not_measured == 0
+    assert found.values is not None
+    report = shell("report", target, "--json").ok().json()["total"]
+    weights = [entry for entry in found.tensors if entry.status is Status.FORM]
+    error = sum(entry.values.sum_err2 for entry in weights if entry.values)
+    total = sum(entry.values.sum_x2 for entry in weights if entry.values)
+    assert (error / total) ** 0.5 == pytest.approx(report["relative_rmse"], rel=1e-5)
+    again = compare_folders(target, target, replace(READ, values=True))
+    assert not again.tensors
+
+
+def llama4() -> Model:
+    model = fused_model(transposed=True)
+    stored = {
+        name.replace(".mlp.", ".feed_forward."): value
+        for name, value in model.tensors.items()
+        if not name.endswith("bias")
+    }
+    config = model.config | {"model_type": "llama4"}
+    config["text_config"] = model.config | {"model_type": "llama4_text"}
+    return Model(config=config, shards={"model.safetensors": stored})
+
+
+OTHERS: dict[str, Any] = {
+    "fused": lambda: fused_model(transposed=False).configured(model_type="qwen3_5_moe_text"),
+    "transposed": lambda: fused_model(transposed=True),
+    "FP8": fp8_model,
+}
+
+
+def test_kept_weights_of_a_transposed_source_are_the_same(tmp_path: Path) -> None:
+    """What is copied and transposed has the same values: no difference."""
+    extra = {f"model.layers.1.self_attn.{p}_proj.weight": tensor(p, (64, 64)) for p in "qk"}
+    source = llama4().adding(extra).write(tmp_path / "source")
+    target = tmp_path / "out"
+    exclude = ("--scope", "linear", "--exclude", "re:.*experts.*", "--max-memory", "8GiB")
+    shell("quantize", source, target, *exclude, "--force").ok()
+    found = compare_folders(source, target, READ)
+    assert found.counts == {Status.SAME: 12, Status.FORM: 2}
+
+
+def test_fp8_weights_of_other_scales_differ(tmp_path: Path) -> None:
+    """Equal codes under other scales are other weights."""
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    model = fp8_model()
+    stored = model.tensors[name + "_scale_inv"]
+    other = model.adding({name + "_scale_inv": stored._replace(data=stored.data[::-1])})
+    one, two = model.write(tmp_path / "one"), other.write(tmp_path / "two")
+    [found] = compare_folders(one, two, replace(READ, values=True)).tensors
+    assert (found.name, found.status) == (name, Status.BYTES)
+    assert found.a == "F8_E4M3 [192, 256] x F32 [2, 2]"
+    assert found.values is not None
+    assert found.values.sum_err2 > 0
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4, 1, 2), (8,)])
+def test_half_bytes_are_compared(shape: tuple[int, ...], model: Model, tmp_path: Path) -> None:
+    """Rows that do not end between bytes too."""
+    size = int(np.prod(shape)) // 2
+    folders = [
+        model.adding({"x": Tensor("F4", shape, bytes(size - 1) + bytes([last]))}).write(
+            tmp_path / str(last)
+        )
+        for last in (0, 1)
+    ]
+    assert [entry.name for entry in compare(*folders).tensors] == ["x"]

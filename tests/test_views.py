@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mxconvert.model import TensorInfo
 from mxconvert.source import gather
 from mxconvert.source.gather import read_tensor, tensor_pieces
-from mxconvert.source.rows import matrix_rows
+from mxconvert.source.rows import matrix_rows, output_rows, row_layout
 from mxconvert.views import swapped, view_of, whole
 
 if TYPE_CHECKING:
@@ -201,6 +201,23 @@ def test_rows_that_lie_close_are_read_together() -> None:
     assert read_all(reader, view) == cut(values, selection).tobytes()
     assert reader.calls == 1
     assert reader.read <= 2 * view.size
+
+
+@given(views(), st.data())
+def test_rows_of_the_output(
+    made: tuple[Any, TensorInfo, NDArray[Any]], data: st.DataObject
+) -> None:
+    """Any of them, also of what is stored transposed."""
+    reader, view, expected = made
+    assert view.view is not None
+    values = expected.reshape(expected.shape[-2:]).T if view.view.axes else expected.reshape(1, -1)
+    rows, size = row_layout(view)
+    assert (rows, size) == (len(values), values[0].nbytes)
+    first = data.draw(st.integers(0, rows - 1))
+    count = data.draw(st.integers(1, rows - first))
+    if not view.view.axes:
+        first, count = 0, 1
+    assert output_rows(reader, view, first, count) == values[first : first + count].tobytes()
 
 
 def test_rows_that_lie_far_apart_are_read_one_by_one() -> None:

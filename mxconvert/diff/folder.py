@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mxconvert.errors import LocalError
+from mxconvert.errors import LocalError, SourceError
 from mxconvert.manifest import (
     MANIFEST_NAME,
     TENSORS_NAME,
@@ -15,6 +15,9 @@ from mxconvert.manifest import (
     parse_manifest,
 )
 from mxconvert.model import BLOCK_SIZE, PACKED_SUFFIX, SCALE_SUFFIX
+from mxconvert.plan.logical import logical_tensors
+from mxconvert.recipes import find_recipe
+from mxconvert.recipes.families import DENSE
 from mxconvert.source import open_checkpoint
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ _RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is compared as one: a tensor, or codes and scales of a packed weight."""
+    """What is compared as one: a tensor, perhaps with its scales, or codes and scales."""
 
     name: str
     parts: tuple[TensorInfo, ...]
@@ -37,7 +40,7 @@ class Unit:
     @property
     def packed(self) -> bool:
         """Whether it is a packed weight."""
-        return len(self.parts) > 1
+        return len(self.parts) > 1 and self.parts[0].scale is None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,8 +56,9 @@ class Unit:
     @property
     def form(self) -> str:
         """What it is, in words."""
-        dtype = "MXFP4" if self.packed else self.parts[0].dtype
-        return f"{dtype} {list(self.shape)}"
+        if self.packed:
+            return f"MXFP4 {list(self.shape)}"
+        return " x ".join(f"{part.dtype} {list(part.shape)}" for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Folder:
 
     Attributes:
         checkpoint: Its headers.
-        units: What it stores, by the name of the weight.
+        units: The tensors of the model by the name of the weight: of a checkpoint those that
+            an artifact of it has, one by one where it stores them together.
         manifest: What an artifact says of itself.
         artifact: Its id.
         digests: XXH3-128 of each stored tensor by name, as the tensor list says.
@@ -87,13 +92,22 @@ def open_folder(root: Path) -> Folder:
     checkpoint = open_checkpoint(root)
     manifest = _read(root / MANIFEST_NAME)
     listed = None if manifest is None else _read(root / TENSORS_NAME)
+    tensors = checkpoint.tensors if manifest is not None else _of_the_model(checkpoint)
     return Folder(
         checkpoint,
-        pair_units(checkpoint.tensors),
+        pair_units(tensors),
         None if manifest is None else parse_manifest(manifest, str(root / MANIFEST_NAME)),
         None if manifest is None else artifact_id(manifest),
         {} if listed is None else {r.name: r.xxh3_128 for r in iter_tensors(listed)},
     )
+
+
+def _of_the_model(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:
+    recipe = find_recipe(checkpoint.config) or DENSE
+    try:
+        return logical_tensors(checkpoint.tensors, checkpoint.config, recipe).tensors
+    except SourceError:  # of no family that is known: as stored
+        return checkpoint.tensors
 
 
 def _read(path: Path) -> bytes | None:
@@ -113,7 +127,7 @@ def pair_units(tensors: Mapping[str, TensorInfo]) -> dict[str, Unit]:
         codes = tensors.get(module + PACKED_SUFFIX) if end else None
         scales = tensors.get(module + SCALE_SUFFIX) if end else None
         if codes is None or scales is None or not _fit(codes, scales):
-            units[name] = Unit(name, (tensor,))
+            units[name] = Unit(name, (tensor, tensor.scale.tensor) if tensor.scale else (tensor,))
         elif end == PACKED_SUFFIX:
             weight = f"{module}.weight"
             units[weight] = Unit(weight, (codes, scales))

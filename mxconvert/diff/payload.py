@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxconvert.digest import xxh3_128
-from mxconvert.model import BLOCK_SIZE
+from mxconvert.fp8 import dequantize_rows
 from mxconvert.safetensors_format import num_elements
-from mxconvert.statistics import ITEM_SIZES, PIECE_ELEMENTS, Place, StoredWeight, Sums, as_float64
+from mxconvert.source.rows import is_by_columns, output_rows, row_layout
+from mxconvert.source.scales import load_scales
+from mxconvert.statistics import ITEM_SIZES, PIECE_ELEMENTS, Sums, as_float64
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from mxconvert.diff.folder import Unit
     from mxconvert.model import TensorInfo
-    from mxconvert.statistics import Decoder, RangeReader
+    from mxconvert.source import SourceReader
+    from mxconvert.statistics import Decoder
 
 _PIECE = 1024 * 1024
 
@@ -28,14 +31,12 @@ _PIECE = 1024 * 1024
 class Payload:
     """A folder's bytes: how to read them, and the digests that need no reading."""
 
-    reader: RangeReader
+    reader: SourceReader
     digests: Mapping[str, str]
 
-    def read(self, tensor: TensorInfo, begin: int, count: int) -> bytearray:
-        """Return ``count`` bytes of a tensor from byte ``begin`` on."""
-        data = bytearray(count)
-        self.reader.read_into(tensor.file, tensor.offset + begin, memoryview(data))
-        return data
+    def read(self, tensor: TensorInfo, rows: range) -> bytearray:
+        """Return rows of a tensor, of a part of one as they are in an artifact."""
+        return output_rows(self.reader, tensor, rows.start, len(rows))
 
     def digest(self, tensor: TensorInfo, advanced: Callable[[int], None]) -> str:
         """Return the XXH3-128, read from the tensor unless it is known."""
@@ -43,11 +44,18 @@ class Payload:
         if known is not None:
             return known
         hasher = xxh3_128()
-        for begin in range(0, tensor.size, _PIECE):
-            piece = self.read(tensor, begin, min(_PIECE, tensor.size - begin))
+        for rows in _slabs(*row_layout(tensor), _PIECE):
+            piece = self.read(tensor, rows)
             hasher.update(piece)
             advanced(len(piece))
         return hasher.hexdigest()
+
+
+def _slabs(rows: int, row_size: int, size: int) -> Iterator[range]:
+    """Yield all rows, about ``size`` of what ``row_size`` counts at a time."""
+    step = max(1, size // max(row_size, 1))
+    for first in range(0, rows if row_size else 0, step):
+        yield range(first, min(first + step, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +88,11 @@ class PayloadCheck:
         if one.name in self.a.digests or other.name in self.b.digests:
             mine = self.a.digest(one, self.advanced)
             return mine == self.b.digest(other, self.advanced)
-        for begin in range(0, one.size, _PIECE):
-            count = min(_PIECE, one.size - begin)
-            if self.a.read(one, begin, count) != self.b.read(other, begin, count):
+        for rows in _slabs(*row_layout(one), _PIECE):
+            piece = self.a.read(one, rows)
+            if piece != self.b.read(other, rows):
                 return False
-            self.advanced(2 * count)
+            self.advanced(2 * len(piece))
         return True
 
     def measure(self, unit: Unit, other: Unit) -> Sums | None:
@@ -95,30 +103,38 @@ class PayloadCheck:
         if unit.shape != other.shape or not (_has_values(unit) and _has_values(other)):
             return None
         total = Sums()
-        elements = num_elements(unit.shape)
-        for begin in range(0, elements, PIECE_ELEMENTS):
-            count = min(PIECE_ELEMENTS, elements - begin)
-            x = self._values(self.a, unit, begin, count)
-            total += _sums(x, self._values(self.b, other, begin, count))
+        grids = _grid(self.a, unit), _grid(self.b, other)
+        columns = unit.shape[-1] if unit.shape else 1
+        for rows in _slabs(num_elements(unit.shape[:-1]), columns, PIECE_ELEMENTS):
+            x = self._values(self.a, unit, rows, grids[0])
+            total += _sums(x, self._values(self.b, other, rows, grids[1]))
         return total
 
-    def _values(self, side: Payload, unit: Unit, begin: int, count: int) -> NDArray[np.float64]:
+    def _values(
+        self, side: Payload, unit: Unit, rows: range, grid: NDArray[np.float32] | None
+    ) -> NDArray[np.float64]:
+        stored = [side.read(part, rows) for part in unit.parts[: 2 if unit.packed else 1]]
+        self.advanced(sum(map(len, stored)))
+        tensor = unit.parts[0]
+        if grid is not None:
+            values = dequantize_rows(tensor, grid, rows.start, memoryview(stored[0]))
+            return values.reshape(-1).astype(np.float64)
         if not unit.packed:
-            tensor = unit.parts[0]
-            item = ITEM_SIZES[tensor.dtype]
-            self.advanced(count * item)
-            return as_float64(side.read(tensor, begin * item, count * item), tensor.dtype)
-        codes, scales = unit.parts
-        stored = StoredWeight(Place(codes.file, codes.offset), Place(scales.file, scales.offset))
-        parts = stored.read(side.reader, begin // BLOCK_SIZE, count // BLOCK_SIZE)
-        out = bytearray(count * 4)
-        self.decode(*parts, out)
-        self.advanced(sum(map(len, parts)))
+            return as_float64(stored[0], tensor.dtype)
+        out = bytearray(len(stored[0]) * 8)
+        self.decode(stored[0], stored[1], out)
         return as_float64(out, "F32")
 
 
+def _grid(side: Payload, unit: Unit) -> NDArray[np.float32] | None:
+    return None if unit.parts[0].scale is None else load_scales(side.reader, unit.parts[0]).grid
+
+
 def _has_values(unit: Unit) -> bool:
-    return unit.packed or unit.parts[0].dtype in ITEM_SIZES
+    """Whether values can be compared; of scaled FP8 not if it is stored transposed."""
+    tensor = unit.parts[0]
+    scaled = tensor.scale is not None and not is_by_columns(tensor)
+    return unit.packed or tensor.dtype in ITEM_SIZES or scaled
 
 
 def _sums(x: NDArray[np.float64], q: NDArray[np.float64]) -> Sums:

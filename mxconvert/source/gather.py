@@ -18,6 +18,7 @@ STEP_BYTES = 4 * 1024 * 1024
 """Bytes of a piece of `tensor_pieces`, unless one row is larger."""
 
 _SPAN_BYTES = 256 * 1024
+_WASTE = 8  # bytes read for a byte that is wanted, at most, if not row by row
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -39,7 +40,8 @@ def read_tensor(reader: SourceReader, tensor: TensorInfo, begin: int, buffer: me
     run = view.columns * item
     span = ((view.columns - 1) * view.step + 1) * item
     first, last = begin // run, (begin + len(buffer)) // run
-    together = max(1, (_SPAN_BYTES - span) // max(view.pitch, 1) + 1)
+    close = view.pitch <= _WASTE * span
+    together = max(1, (_SPAN_BYTES - span) // max(view.pitch, 1) + 1) if close else 1
     for row in range(first, last, together):
         count = min(together, last - row)
         target = buffer[(row - first) * run : (row - first + count) * run]

@@ -9,10 +9,11 @@ import numpy as np
 
 from mxconvert.fp8 import dequantize_rows, stored_shape
 from mxconvert.model import BLOCK_SIZE
-from mxconvert.safetensors_format import DTYPE_BITS
-from mxconvert.source.gather import tensor_pieces
+from mxconvert.safetensors_format import DTYPE_BITS, num_elements
+from mxconvert.source.gather import read_tensor, tensor_pieces
 from mxconvert.source.scales import load_scales
 from mxconvert.statistics import PIECE_ELEMENTS, Original, as_float64
+from mxconvert.views import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +85,47 @@ def stored_values(
         return dequantize_rows(tensor, grid, first_row, data)
     kind = _UNSIGNED[DTYPE_BITS[tensor.dtype] // 8]
     return np.frombuffer(data, kind).reshape(-1, stored_shape(tensor)[1])
+
+
+def output_rows(reader: SourceReader, tensor: TensorInfo, first: int, count: int) -> bytearray:
+    """Return rows of a tensor as they are in the output, row-major.
+
+    Args:
+        reader: Of the source.
+        tensor: The tensor, or a part of one.
+        first: Number of the first row, as `row_layout` counts them.
+        count: How many.
+    """
+    size = row_layout(tensor)[1]
+    if not is_by_columns(tensor):
+        rows = bytearray(count * size)
+        read_tensor(reader, tensor, first * size, memoryview(rows))
+        return rows
+    part = _columns_of(tensor, first, count)
+    stored = bytearray(count * size)
+    read_tensor(reader, part, 0, memoryview(stored))
+    kind = _UNSIGNED[DTYPE_BITS[tensor.dtype] // 8]
+    return bytearray(np.frombuffer(stored, kind).reshape(-1, count).T.tobytes())
+
+
+def row_layout(tensor: TensorInfo) -> tuple[int, int]:
+    """Return how many rows `output_rows` counts, and the bytes of one.
+
+    Rows go over all dimensions but the last; a vector is one, and so is a tensor whose rows
+    do not end between bytes.
+    """
+    bits = (tensor.shape[-1] if tensor.shape else 1) * DTYPE_BITS[tensor.dtype]
+    return (1, tensor.size) if bits % 8 else (num_elements(tensor.shape[:-1]), bits // 8)
+
+
+def _columns_of(tensor: TensorInfo, first: int, count: int) -> TensorInfo:
+    """Return some rows of a transposed matrix, which are columns of what is stored."""
+    if tensor.view is None:
+        raise AssertionError(f"{tensor.name} is not transposed")
+    *outer, (start, _, step) = tensor.view.selection
+    part = (start + first * step, start + (first + count - 1) * step + 1, step)
+    shape = (count, tensor.shape[1])
+    return view_of(tensor.stored, tensor.name, (*outer, part), shape=shape, axes=tensor.view.axes)
 
 
 def originals(reader: SourceReader, tensor: TensorInfo) -> Iterator[Original]:
