@@ -64,8 +64,8 @@ def names_asked_for(module: str) -> tuple[str, ...]:
     return (module,)
 
 
-# What transformers 5.24 calls modules that some families store under other names
-# (conversion_mapping.py); it asks `ignore` about its own.
+# What transformers 5.24 (conversion_mapping.py) and vLLM 0.32 (prefixes in its model files) call
+# modules that some families store under other names; they ask `ignore` about their own.
 _LAYER = r"^((?:.*\.)?layers\.\d+)"
 _RENAMED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(pattern), new)
@@ -80,6 +80,7 @@ _RENAMED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (_LAYER + r"\.self_attn\.(f_[ab]_proj)$", (r"\1.self_attn.forget_gate.\2",)),
         (_LAYER + r"\.block_sparse_moe\.gate$", (r"\1.mlp.gate", r"\1.mlp.router")),
         (_LAYER + r"\.block_sparse_moe\.((?:shared_experts\.)?\w+_proj)$", (r"\1.mlp.\2",)),
+        (_LAYER + r"\.mamba\.(\w+)$", (r"\1.mixer.\2",)),
     )
 )
 
@@ -93,3 +94,12 @@ def renamed(module: str) -> tuple[str, ...]:
         if match is not None:
             return tuple(match.expand(name) for name in new)
     return ()
+
+
+_NESTED = re.compile(_LAYER + r"\.self_attn\.(\w+)$")
+
+
+def unnested(module: str) -> tuple[str, ...]:
+    """Return the name of an attention's module for loaders that make it the layer's own."""
+    match = _NESTED.match(module)
+    return () if match is None else (match.expand(r"\1.\2"),)

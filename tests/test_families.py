@@ -347,9 +347,12 @@ def test_a_tower_that_is_converted_in_part_is_not_ignored_whole() -> None:
         ("kimi_linear.5x", "model.layers.0.self_attn.forget_gate.f_a_proj"),
         ("qwen3_omni_moe.5x", "thinker.model.audio_tower.conv_out"),
         ("ernie4_5_vl_moe.5x", "model.vision_tower.blocks.0.attn.qkv"),
+        ("jamba.5x", "model.layers.0.mixer.in_proj"),
+        ("jamba.5x", "model.layers.1.q_proj"),
+        ("granitemoehybrid.5x", "model.layers.0.mixer.in_proj"),
     ],
 )
-def test_what_transformers_renames_is_ignored_under_its_name(
+def test_what_a_loader_renames_is_ignored_under_its_name(
     label: str, module: str, tmp_path: Path
 ) -> None:
     """Otherwise it waits for packed weights there, and computes with what memory held."""

@@ -21,7 +21,7 @@ from mxconvert.model import (
     output_size,
     quantized_names,
 )
-from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for, renamed
+from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for, renamed, unnested
 from mxconvert.plan.engines import check_engines
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
@@ -79,7 +79,7 @@ def build_plan(
         recipe=recipe.name,
         num_experts=max(routed, default=-1) + 1,
         files=files,
-        ignore=_ignore(logical, checkpoint.config, chosen),
+        ignore=_ignore(logical, checkpoint.config, chosen, recipe),
         quantized=totals_of(files, Action.QUANTIZE),
         copied=totals_of(files, Action.COPY, Action.DEQUANTIZE),
         notices=(*unread, *chosen.notices),
@@ -184,15 +184,19 @@ def file_header(items: Iterable[Item]) -> bytes:
     return header
 
 
-def _ignore(logical: Logical, config: Mapping[str, Any], chosen: Selection) -> tuple[str, ...]:
+def _ignore(
+    logical: Logical, config: Mapping[str, Any], chosen: Selection, recipe: Recipe
+) -> tuple[str, ...]:
     linear = [
         name
         for name, tensor in logical.tensors.items()
         if len(tensor.shape) == _RANK and name.endswith(WEIGHT_SUFFIX)
     ]
     tied = tied_head(config, logical.tensors)
+    kept = [name for name in linear if name not in chosen.quantize]
+    flat = [new for name in kept for new in unnested(module_name(name)) if recipe.flat_attention]
     return ignore_entries(
-        kept=_asked_for(name for name in linear if name not in chosen.quantize),
+        kept=[*_asked_for(kept), *flat],
         converted=_asked_for((*(n for n in linear if n in chosen.quantize), *logical.packed)),
         always=[tied] if tied else [],
     )

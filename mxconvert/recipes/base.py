@@ -130,6 +130,7 @@ class Recipe:
             multi-token-prediction layers.
         expert_sets: Sets of routed experts in a layer, each of the number that the config
             states: ERNIE 4.5 VL numbers those of text and of vision in a row.
+        flat_attention: vLLM looks for the attention's matrices among the layer's own.
         siblings: Groups of module names that share one scheme.
     """
 
@@ -141,6 +142,7 @@ class Recipe:
     fused: tuple[Fused, ...] = ()
     mtp_after_last_layer: bool = False
     expert_sets: int = 1
+    flat_attention: bool = False
     siblings: tuple[tuple[str, ...], ...] = COMMON_SIBLINGS
 
     def num_experts(self, config: Mapping[str, Any]) -> int | None:

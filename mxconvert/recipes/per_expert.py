@@ -6,6 +6,8 @@ transformers 5.x holds the experts of all of them fused in memory, as ``[E, 2 I,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mxconvert.recipes.base import Recipe
 from mxconvert.recipes.patterns import GATE_UP_DOWN, gate_up_down, per_expert
 
@@ -75,7 +77,9 @@ PER_EXPERT: tuple[Recipe, ...] = (
         mtp=True,
     ),
     _family("sarvam-moe", "Sarvam", "sarvam_moe", "sarvam_mla", mtp=True),
-    _family("jamba", "Jamba", "jamba", block="feed_forward", mtp=False),
+    replace(
+        _family("jamba", "Jamba", "jamba", block="feed_forward", mtp=False), flat_attention=True
+    ),
     Recipe(
         name="ernie4.5-vl-moe",
         title="ERNIE 4.5 VL",

@@ -55,8 +55,10 @@ RENAMED = {
     ".self_attn.f_": [".self_attn.forget_gate.f_"],
     ".block_sparse_moe.gate": [".mlp.gate", ".mlp.router"],
     ".block_sparse_moe.": [".mlp."],
+    ".mamba.": [".mixer."],
+    ".self_attn.": ["."],
 }
-"""What transformers calls parts of modules whose stored names it changes."""
+"""What transformers and vLLM call parts of modules whose stored names they change."""
 
 
 def renamings(module: str) -> list[str]:
