@@ -48,10 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
 
 
-@pytest.fixture(autouse=True)
-def _small_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _small_process() -> Iterator[None]:
     """Runs within this process are not charged for what pytest and earlier tests take."""
-    monkeypatch.setattr("mxconvert.pipeline.run.resident_bytes", lambda: 100 << 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mxconvert.pipeline.run.resident_bytes", lambda: 100 << 20)
+        yield
 
 
 @pytest.fixture
