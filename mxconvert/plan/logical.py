@@ -15,7 +15,7 @@ from mxconvert.errors import SourceError
 from mxconvert.fp8 import FP8_DTYPES
 from mxconvert.model import Skipped, TensorInfo
 from mxconvert.plan.packed import packed_modules, repack
-from mxconvert.plan.scales import find_scale, is_left_scale
+from mxconvert.plan.scales import find_scale, is_left_scale, is_scale_name
 from mxconvert.plan.split import split_experts
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _with_scales(tensors: dict[str, TensorInfo], config: Mapping[str, Any]) -> L
     used: set[str] = set()
     scaled: dict[str, TensorInfo] = {}
     for name, tensor in tensors.items():
-        if tensor.dtype in FP8_DTYPES and len(tensor.shape) >= _RANK and tensor.size:
+        if _is_weight(tensor):
             scale = find_scale(tensor, tensors, config)
             used.add(scale.tensor.name)
             scaled[name] = replace(tensor, scale=scale)
@@ -80,6 +80,12 @@ def _with_scales(tensors: dict[str, TensorInfo], config: Mapping[str, Any]) -> L
     for entry in dropped:
         del kept[entry.name]
     return Logical(kept, dropped=dropped)
+
+
+def _is_weight(tensor: TensorInfo) -> bool:
+    """Whether an FP8 tensor is a weight; scales of other schemes (NVFP4) can be FP8 as well."""
+    matrix = tensor.dtype in FP8_DTYPES and len(tensor.shape) >= _RANK and tensor.size > 0
+    return matrix and not is_scale_name(tensor.name)
 
 
 def _left_scales(tensors: Iterable[TensorInfo], is_fp8: bool) -> Iterator[Skipped]:

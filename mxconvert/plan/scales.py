@@ -28,6 +28,11 @@ def is_left_scale(name: str) -> bool:
     return _LEFT.search(name) is not None
 
 
+def is_scale_name(name: str) -> bool:
+    """Whether a tensor is called as scales are."""
+    return name.endswith((*SCALE_SUFFIXES, ".scale", "_scales", "_scale_2"))
+
+
 def scale_names(name: str) -> tuple[str, ...]:
     """Return the names that the scales of a weight may have, the likeliest first.
 
