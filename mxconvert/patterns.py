@@ -81,6 +81,11 @@ _RENAMED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (_LAYER + r"\.block_sparse_moe\.gate$", (r"\1.mlp.gate", r"\1.mlp.router")),
         (_LAYER + r"\.block_sparse_moe\.((?:shared_experts\.)?\w+_proj)$", (r"\1.mlp.\2",)),
         (_LAYER + r"\.mamba\.(\w+)$", (r"\1.mixer.\2",)),
+        (_LAYER + r"\.conv\.(\w+)$", (r"\1.short_conv.\2",)),
+        (
+            _LAYER + r"\.(self_attn\.\d+)\.(q_a_proj|kv_a_proj_with_mqa)$",
+            (r"\1.\2.fused_qkv_a_proj",),
+        ),
     )
 )
 

@@ -56,6 +56,8 @@ RENAMED = {
     ".block_sparse_moe.gate": [".mlp.gate", ".mlp.router"],
     ".block_sparse_moe.": [".mlp."],
     ".mamba.": [".mixer."],
+    ".conv.": [".short_conv."],
+    ".q_a_proj": [".fused_qkv_a_proj"],
     ".self_attn.": ["."],
 }
 """What transformers and vLLM call parts of modules whose stored names they change."""
