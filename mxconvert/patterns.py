@@ -99,12 +99,3 @@ def renamed(module: str) -> tuple[str, ...]:
         if match is not None:
             return tuple(match.expand(name) for name in new)
     return ()
-
-
-_NESTED = re.compile(_LAYER + r"\.self_attn\.(\w+)$")
-
-
-def unnested(module: str) -> tuple[str, ...]:
-    """Return the name of an attention's module for loaders that make it the layer's own."""
-    match = _NESTED.match(module)
-    return () if match is None else (match.expand(r"\1.\2"),)
