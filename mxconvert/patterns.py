@@ -81,6 +81,11 @@ _RENAMED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (_LAYER + r"\.block_sparse_moe\.gate$", (r"\1.mlp.gate", r"\1.mlp.router")),
         (_LAYER + r"\.block_sparse_moe\.((?:shared_experts\.)?\w+_proj)$", (r"\1.mlp.\2",)),
         (_LAYER + r"\.mamba\.(\w+)$", (r"\1.mixer.\2",)),
+        (_LAYER + r"\.conv\.(\w+)$", (r"\1.short_conv.\2",)),
+        (
+            _LAYER + r"\.(self_attn\.\d+)\.(q_a_proj|kv_a_proj_with_mqa)$",
+            (r"\1.\2.fused_qkv_a_proj",),
+        ),
     )
 )
 
@@ -94,12 +99,3 @@ def renamed(module: str) -> tuple[str, ...]:
         if match is not None:
             return tuple(match.expand(name) for name in new)
     return ()
-
-
-_NESTED = re.compile(_LAYER + r"\.self_attn\.(\w+)$")
-
-
-def unnested(module: str) -> tuple[str, ...]:
-    """Return the name of an attention's module for loaders that make it the layer's own."""
-    match = _NESTED.match(module)
-    return () if match is None else (match.expand(r"\1.\2"),)

@@ -29,7 +29,7 @@ VLLM_ONLY = (
     "bailing_hybrid",
     "ernie4_5_vl_moe",
 )
-TRANSFORMERS_ONLY = ("dots1", "minimax")
+TRANSFORMERS_ONLY = ("minimax",)
 NONE = ("gpt_oss", "dbrx")
 
 

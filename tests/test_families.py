@@ -350,6 +350,11 @@ def test_a_tower_that_is_converted_in_part_is_not_ignored_whole() -> None:
         ("jamba.5x", "model.layers.0.mixer.in_proj"),
         ("jamba.5x", "model.layers.1.q_proj"),
         ("granitemoehybrid.5x", "model.layers.0.mixer.in_proj"),
+        ("lfm2_moe.5x", "model.layers.0.short_conv.out_proj"),
+        ("ernie4_5_vl_moe.5x", "model.layers.1.mlp.text_experts_gate"),
+        ("qwen3_moe.5x", "model.layers.0.mlp.gate_up_proj"),
+        ("qwen3_vl_moe.5x", "language_model.model.layers.0.mlp.gate_up_proj"),
+        ("longcat_flash.5x", "model.layers.0.self_attn.1.fused_qkv_a_proj"),
     ],
 )
 def test_what_a_loader_renames_is_ignored_under_its_name(

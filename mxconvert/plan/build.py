@@ -21,7 +21,7 @@ from mxconvert.model import (
     output_size,
     quantized_names,
 )
-from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for, renamed, unnested
+from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for, renamed
 from mxconvert.plan.engines import check_engines
 from mxconvert.plan.ignore import ignore_entries
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
@@ -194,9 +194,9 @@ def _ignore(
     ]
     tied = tied_head(config, logical.tensors)
     kept = [name for name in linear if name not in chosen.quantize]
-    flat = [new for name in kept for new in unnested(module_name(name)) if recipe.flat_attention]
+    called = [new for name in kept for new in recipe.called(module_name(name))]
     return ignore_entries(
-        kept=[*_asked_for(kept), *flat],
+        kept=[*_asked_for(kept), *called],
         converted=_asked_for((*(n for n in linear if n in chosen.quantize), *logical.packed)),
         always=[tied] if tied else [],
     )

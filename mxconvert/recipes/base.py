@@ -130,7 +130,7 @@ class Recipe:
             multi-token-prediction layers.
         expert_sets: Sets of routed experts in a layer, each of the number that the config
             states: ERNIE 4.5 VL numbers those of text and of vision in a row.
-        flat_attention: vLLM looks for the attention's matrices among the layer's own.
+        aliases: What an engine calls modules of this family alone: ends of names, and theirs.
         siblings: Groups of module names that share one scheme.
     """
 
@@ -142,7 +142,7 @@ class Recipe:
     fused: tuple[Fused, ...] = ()
     mtp_after_last_layer: bool = False
     expert_sets: int = 1
-    flat_attention: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
     siblings: tuple[tuple[str, ...], ...] = COMMON_SIBLINGS
 
     def num_experts(self, config: Mapping[str, Any]) -> int | None:
@@ -153,6 +153,14 @@ class Recipe:
     def experts_per_token(self, config: Mapping[str, Any]) -> int | None:
         """Return the routed experts that a token uses, as the config states."""
         return config_int(config, EXPERTS_PER_TOKEN_KEYS)
+
+    def called(self, module: str) -> tuple[str, ...]:
+        """Return the names that an engine gives to a module of this family."""
+        return tuple(
+            re.sub(rf"{end}$", new, module)
+            for end, new in self.aliases
+            if re.search(rf"{end}$", module)
+        )
 
     def classifier(self, config: Mapping[str, Any]) -> Classifier:
         """Return the name classifier for one checkpoint."""

@@ -33,7 +33,6 @@ _REFUSALS: dict[tuple[Engine, str], str] = {
     (Engine.TRANSFORMERS, "gpt-oss"): _OWN_LAYOUT,
     (Engine.TRANSFORMERS, "deepseek-v4"): _OWN_LAYOUT,
     (Engine.VLLM, "dbrx"): _FUSED_ONLY,
-    (Engine.VLLM, "dots1"): _DROPPED,
     (Engine.VLLM, "minimax"): _DROPPED,
     (Engine.TRANSFORMERS, "qwen3-vl-moe"): _FUSED,
     (Engine.TRANSFORMERS, "granite-moe"): _FUSED,

@@ -9,6 +9,9 @@ _LAYER = r"(?:layers|blocks)\.(?P<layer>\d{1,5})"
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 W123 = ("w1", "w2", "w3")
 
+# vLLM 0.32 asks about a dense layer by the name of the two matrices that it joins.
+JOINED_MLP = ((r"\.mlp\.(gate|up)_proj", ".mlp.gate_up_proj"),)
+
 
 def per_expert(block: str) -> str:
     """Return the pattern of ``layers.N.BLOCK.experts.E.PROJECTION.weight``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mxconvert.recipes.base import Recipe
-from mxconvert.recipes.patterns import GATE_UP_DOWN, gate_up_down, per_expert
+from mxconvert.recipes.patterns import GATE_UP_DOWN, JOINED_MLP, gate_up_down, per_expert
 
 
 def _family(name: str, title: str, *model_types: str, block: str = "mlp", mtp: bool) -> Recipe:
@@ -25,7 +25,10 @@ def _family(name: str, title: str, *model_types: str, block: str = "mlp", mtp: b
 
 
 PER_EXPERT: tuple[Recipe, ...] = (
-    _family("qwen-moe", "Qwen2-MoE, Qwen3-MoE", "qwen2_moe", "qwen3_moe", mtp=False),
+    replace(
+        _family("qwen-moe", "Qwen2-MoE, Qwen3-MoE", "qwen2_moe", "qwen3_moe", mtp=False),
+        aliases=JOINED_MLP,
+    ),
     _family("qwen3-next", "Qwen3-Next", "qwen3_next", mtp=False),
     _family(
         "qwen3-omni-moe",
@@ -78,7 +81,8 @@ PER_EXPERT: tuple[Recipe, ...] = (
     ),
     _family("sarvam-moe", "Sarvam", "sarvam_moe", "sarvam_mla", mtp=True),
     replace(
-        _family("jamba", "Jamba", "jamba", block="feed_forward", mtp=False), flat_attention=True
+        _family("jamba", "Jamba", "jamba", block="feed_forward", mtp=False),
+        aliases=((r"\.self_attn\.(\w+)", r".\1"),),
     ),
     Recipe(
         name="ernie4.5-vl-moe",
@@ -87,6 +91,10 @@ PER_EXPERT: tuple[Recipe, ...] = (
         expert=per_expert("mlp"),
         projections=GATE_UP_DOWN,
         expert_sets=2,
+        aliases=(
+            (r"\.mlp\.gate", ".mlp.text_experts_gate"),
+            (r"\.mlp\.gate", ".mlp.vision_experts_gate"),
+        ),
         mtp_after_last_layer=True,
     ),
     Recipe(

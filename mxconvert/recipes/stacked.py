@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mxconvert.recipes.base import COMMON_SIBLINGS, Recipe
 from mxconvert.recipes.fused import Fused
-from mxconvert.recipes.patterns import GATE_UP_DOWN, gate_up_down, per_expert, prefixed
+from mxconvert.recipes.patterns import GATE_UP_DOWN, JOINED_MLP, gate_up_down, per_expert, prefixed
 
 GEMMA4 = Recipe(
     name="gemma4",
@@ -27,6 +27,7 @@ QWEN3_VL_MOE = Recipe(
     expert=per_expert("mlp"),
     projections=GATE_UP_DOWN,
     fused=gate_up_down(r"mlp\.experts", transposed=None),
+    aliases=JOINED_MLP,
 )
 
 LLAMA4 = Recipe(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.manifest import PLAIN_FORMAT
-from mxconvert.patterns import REGEX_PREFIX, names_asked_for, renamed, unnested
+from mxconvert.patterns import REGEX_PREFIX, names_asked_for, renamed
+from mxconvert.recipes.families import FAMILIES
 from mxconvert.verify.report import Check, Collector
 from mxconvert.writer.documents.config import is_sane_dtype
 
@@ -55,7 +57,8 @@ class Declaration:
 
     def see(self, module: str) -> None:
         """Take note of a stored module, to find entries that name none."""
-        for name in (*names_asked_for(module), *renamed(module), *unnested(module)):
+        called = chain.from_iterable(recipe.called(module) for recipe in FAMILIES)
+        for name in (*names_asked_for(module), *renamed(module), *called):
             self._unused_exact.discard(name)
             used = [entry for entry, regex in self._unused_regexes.items() if regex.match(name)]
             for entry in used:

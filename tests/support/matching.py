@@ -56,7 +56,11 @@ RENAMED = {
     ".block_sparse_moe.gate": [".mlp.gate", ".mlp.router"],
     ".block_sparse_moe.": [".mlp."],
     ".mamba.": [".mixer."],
+    ".conv.": [".short_conv."],
+    ".q_a_proj": [".fused_qkv_a_proj"],
     ".self_attn.": ["."],
+    ".mlp.gate": [".mlp.text_experts_gate", ".mlp.vision_experts_gate"],
+    ".mlp.gate_proj": [".mlp.gate_up_proj"],
 }
 """What transformers and vLLM call parts of modules whose stored names they change."""
 
