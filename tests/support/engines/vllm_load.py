@@ -78,6 +78,7 @@ def _model(folder: Path, scratch: Path, watch: Watch) -> torch.nn.Module:
     with (
         set_current_vllm_config(config),
         mock.patch.object(torch.accelerator, "empty_cache"),  # there is none
+        mock.patch.object(torch.cuda, "Stream"),
         mock.patch.object(compressed_tensors_w4a4_mxfp4, "init_mxfp4_linear_kernel"),
         mock.patch.object(
             unquantized_fused_moe_method,

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 from unittest import mock
 
-PACKAGES = ("torchvision", "torchaudio", "cutlass", "cuda")
+PACKAGES = ("torchvision", "torchaudio", "vllm.model_executor.kernels.linear.cute_dsl")
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -19,7 +19,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         """Return a spec for the packages, ``None`` for all others."""
-        if name.partition(".")[0] not in PACKAGES:
+        if not any(f"{name}.".startswith(f"{package}.") for package in PACKAGES):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -33,4 +33,4 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing to run."""
 
 
-sys.meta_path.append(StandIns())
+sys.meta_path.insert(0, StandIns())
