@@ -135,7 +135,7 @@ PUBLISHED: Mapping[str, Config] = {
         "hybrid_layer_pattern": [0, 1],
         "moe_layer_freq": [0, 1],
         "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 2,
+        "swa_num_key_value_heads": 4,
         "swa_head_dim": 32,
         "swa_v_head_dim": 32,
         "sliding_window_size": 32,

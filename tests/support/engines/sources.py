@@ -90,18 +90,20 @@ def exact(name: str, stored: Tensor) -> Tensor:
     if len(stored.shape) < 2 or stored.shape[-1] % BLOCK:
         values = rng.standard_normal(stored.shape) * 0.02
     else:
-        values = _on_grid(rng, stored.shape)
+        # What holds all experts may lie either way round; other matrices are [out, in].
+        joined = len(stored.shape) > 2 or ".experts.mlp." in name
+        values = _on_grid(rng, stored.shape, BLOCK if joined else 1)
     return Tensor(stored.dtype, stored.shape, encode(values, stored.dtype))
 
 
-def _on_grid(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Tiles of 32 by 32 elements with an exponent each; the largest code is in every row."""
+def _on_grid(rng: np.random.Generator, shape: tuple[int, ...], height: int) -> NDArray[np.float64]:
+    """Tiles of ``height`` by 32 elements with an exponent each; the largest code is in each."""
     signs = rng.choice([-1.0, 1.0], shape)
     codes = E2M1[rng.integers(0, len(E2M1), shape)]
     rows, columns = np.ogrid[: shape[-2], : shape[-1]]
     codes[..., (rows - columns) % BLOCK == 0] = E2M1[-1]
-    tiles = (*shape[:-2], -(-shape[-2] // BLOCK), -(-shape[-1] // BLOCK))
+    tiles = (*shape[:-2], -(-shape[-2] // height), -(-shape[-1] // BLOCK))
     exponents = rng.integers(_LEAST_EXPONENT, _MOST_EXPONENT + 1, tiles)
-    steps = np.repeat(np.repeat(np.exp2(exponents), BLOCK, axis=-2), BLOCK, axis=-1)
+    steps = np.repeat(np.repeat(np.exp2(exponents), height, axis=-2), BLOCK, axis=-1)
     values = signs * codes * steps[..., : shape[-2], : shape[-1]]
     return np.asarray(values + 0.0)  # no negative zero, of which we keep no sign

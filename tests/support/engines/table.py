@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_MISSING = ("not supported anymore", "does not recognize this architecture", "is not supported for")
+_MISSING = ("does not recognize this architecture", "vLLM has no other way to handle it")
 
 
 def verdict(found: dict[str, Any] | None) -> str:
@@ -22,7 +22,7 @@ def verdict(found: dict[str, Any] | None) -> str:
     equal = found["equal"]
     return (
         f"equal: {equal['packed']} packed parameters, {equal['plain']} others, "
-        f"{equal['modules']} schemes"
+        f"{equal['modules']} schemes ({found['class']})"
     )
 
 
