@@ -82,8 +82,7 @@ def decode_scales(dtype: str, raw: bytearray) -> Floats:
 def stored_shape(weight: TensorInfo) -> tuple[int, int]:
     """Return rows and columns of a matrix in the order in which it is stored."""
     first, second = weight.shape
-    swapped = weight.view is not None and weight.view.axes is not None
-    return (second, first) if swapped else (first, second)
+    return (second, first) if weight.transposed else (first, second)
 
 
 def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memoryview) -> Floats:

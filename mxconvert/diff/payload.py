@@ -10,7 +10,7 @@ import numpy as np
 from mxconvert.digest import xxh3_128
 from mxconvert.fp8 import dequantize_rows
 from mxconvert.safetensors_format import num_elements
-from mxconvert.source.rows import is_by_columns, output_rows, row_layout
+from mxconvert.source.rows import output_rows, row_layout
 from mxconvert.source.scales import load_scales
 from mxconvert.statistics import ITEM_SIZES, PIECE_ELEMENTS, Sums, as_float64
 
@@ -133,7 +133,7 @@ def _grid(side: Payload, unit: Unit) -> NDArray[np.float32] | None:
 def _has_values(unit: Unit) -> bool:
     """Whether values can be compared; of scaled FP8 not if it is stored transposed."""
     tensor = unit.parts[0]
-    scaled = tensor.scale is not None and not is_by_columns(tensor)
+    scaled = tensor.scale is not None and not tensor.transposed
     return unit.packed or tensor.dtype in ITEM_SIZES or scaled
 
 

@@ -39,6 +39,11 @@ class TensorInfo:
     scale: BlockScale | None = None
 
     @property
+    def transposed(self) -> bool:
+        """Whether it is stored input dimension first, against the order in the output."""
+        return self.view is not None and self.view.axes is not None
+
+    @property
     def stored(self) -> TensorInfo:
         """The stored tensor that it is, or is a part of."""
         return self if self.view is None else self.view.stored

@@ -21,11 +21,10 @@ from mxconvert.fp8 import (
     to_bf16,
 )
 from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, Action
-from mxconvert.pipeline.pieces import is_transposed
 from mxconvert.quantize import ErrorSums
 from mxconvert.safetensors_format import DTYPE_BITS, num_elements
 from mxconvert.source.gather import read_tensor, tensor_pieces
-from mxconvert.source.rows import is_by_columns, stored_values
+from mxconvert.source.rows import stored_values
 from mxconvert.source.scales import load_scales, read_scales
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ _EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
 
 def output_elements(tensor: TensorInfo, elements: Array) -> Array:
     """Return where in a tensor's output elements of its storage are."""
-    if not is_by_columns(tensor):
+    if not tensor.transposed:
         return elements
     rows, columns = tensor.shape
     placed: Array = elements % rows * columns + elements // rows
@@ -254,7 +253,7 @@ def output_elements(tensor: TensorInfo, elements: Array) -> Array:
 def chunk_bytes(item: Item) -> int:
     """Return the memory that converting an item takes beside its buffers."""
     source = item.source
-    if source.dtype == CODES_DTYPE or (source.scale is None and not is_transposed(item)):
+    if source.dtype == CODES_DTYPE or (source.scale is None and not item.source.transposed):
         return 0
     elements = _chunk_rows(item) * stored_shape(source)[1]
     return elements * (_FLOAT_BYTES if source.scale else 2 * DTYPE_BITS[source.dtype] // 8)
@@ -262,7 +261,7 @@ def chunk_bytes(item: Item) -> int:
 
 def _chunk_rows(item: Item) -> int:
     """Return the stored rows that are converted at a time."""
-    unit = BLOCK_SIZE if is_transposed(item) and item.action is Action.QUANTIZE else 1
+    unit = BLOCK_SIZE if item.source.transposed and item.action is Action.QUANTIZE else 1
     return max(1, CHUNK_ELEMENTS // (stored_shape(item.source)[1] * unit)) * unit
 
 

@@ -58,7 +58,7 @@ class Part:
         Stored rows are then columns of the output: no row of it is complete before the whole
         tensor is read, so it is held in memory until then.
         """
-        return is_transposed(self.item)
+        return self.item.source.transposed
 
     @property
     def held_size(self) -> int:
@@ -113,11 +113,6 @@ class Piece:
     index: int
     parts: tuple[Part, ...]
     source_bytes: int
-
-
-def is_transposed(item: Item) -> bool:
-    """Whether an item's source is stored input dimension first."""
-    return item.source.view is not None and item.source.view.axes is not None
 
 
 def output_capacity(piece_size: int) -> int:
@@ -182,7 +177,7 @@ def _input_size(item: Item, size: int) -> int:
 def _output_size(item: Item, size: int) -> int:
     """Return the bytes of the output buffer that ``size`` bytes of a source take."""
     if item.action is Action.COPY:
-        return size if is_transposed(item) else 0
+        return size if item.source.transposed else 0
     elements = _elements(item, size)
     if item.action is Action.DEQUANTIZE:
         return 2 * elements
@@ -198,7 +193,7 @@ def granule(item: Item) -> int:
     source = item.source
     if source.view is not None:
         run = source.view.columns * DTYPE_BITS[source.stored.dtype] // 8
-        unit = BLOCK_SIZE if is_transposed(item) and item.action is Action.QUANTIZE else 1
+        unit = BLOCK_SIZE if item.source.transposed and item.action is Action.QUANTIZE else 1
         return max(1, run * unit)
     if source.scale is not None:
         return source.shape[-1] * DTYPE_BITS[source.dtype] // 8
@@ -250,7 +245,7 @@ def held_size(item: Item) -> int:
 
     Scales, which follow all codes in the file; of a transposed tensor everything.
     """
-    if is_transposed(item):
+    if item.source.transposed:
         return item.size
     if item.action is not Action.QUANTIZE:
         return 0

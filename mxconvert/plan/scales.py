@@ -108,8 +108,7 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
 
 def _stored_matrix(weight: TensorInfo) -> tuple[int, int]:
     first, second = weight.shape
-    swapped = weight.view is not None and weight.view.axes is not None
-    return (second, first) if swapped else (first, second)
+    return (second, first) if weight.transposed else (first, second)
 
 
 def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:

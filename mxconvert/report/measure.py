@@ -20,7 +20,7 @@ from mxconvert.recipes.families import DENSE
 from mxconvert.report.load import manifest_id
 from mxconvert.sample import Sample
 from mxconvert.source import SourceReader, open_checkpoint
-from mxconvert.source.rows import is_by_columns, originals
+from mxconvert.source.rows import originals
 from mxconvert.statistics import (
     ITEM_SIZES,
     Counts,
@@ -62,7 +62,7 @@ class Pair:
         codes, scales = self.codes, self.scales
         weight = StoredWeight(Place(codes.file, codes.offset), Place(scales.file, scales.offset))
         rows, columns = self.source.shape
-        return Window(weight, reader, (rows, columns), by_columns=is_by_columns(self.source))
+        return Window(weight, reader, (rows, columns), by_columns=self.source.transposed)
 
 
 @dataclass(slots=True)

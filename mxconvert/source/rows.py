@@ -60,7 +60,7 @@ def matrix_rows(
         grid: Its scales, if it has any.
     """
     columns = stored_shape(tensor)[1]
-    transposed = is_by_columns(tensor)
+    transposed = tensor.transposed
     unit = BLOCK_SIZE if transposed else 1
     size = elements * DTYPE_BITS[tensor.dtype] // 8
     row = 0
@@ -97,7 +97,7 @@ def output_rows(reader: SourceReader, tensor: TensorInfo, first: int, count: int
         count: How many.
     """
     size = row_layout(tensor)[1]
-    if not is_by_columns(tensor):
+    if not tensor.transposed:
         rows = bytearray(count * size)
         read_tensor(reader, tensor, first * size, memoryview(rows))
         return rows
@@ -141,8 +141,3 @@ def originals(reader: SourceReader, tensor: TensorInfo) -> Iterator[Original]:
         flat = np.ascontiguousarray(rows.values).reshape(-1)
         values = as_float64(flat.data, dtype).reshape(rows.values.shape)
         yield Original(rows.first, values, len(rows.raw))
-
-
-def is_by_columns(tensor: TensorInfo) -> bool:
-    """Whether a matrix comes by columns, since it is stored transposed."""
-    return tensor.view is not None and tensor.view.axes is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.events import Advanced
 from mxconvert.quantize import FloatType
-from mxconvert.source.rows import is_by_columns, originals
+from mxconvert.source.rows import originals
 from mxconvert.statistics import Window, measure_weight
 from mxconvert.verify.report import Check, Collector, ErrorSummary
 
@@ -71,7 +71,7 @@ class ErrorCheck:
 
     def _measure(self, unit: Unit, source: TensorInfo) -> float:
         rows, columns = source.shape
-        by_columns = is_by_columns(source)
+        by_columns = source.transposed
         window = Window(unit.weight, self.files, (rows, columns), by_columns=by_columns)
         return measure_weight(
             window,

@@ -19,7 +19,7 @@ from mxconvert.model import BLOCK_SIZE, Action, output_size
 from mxconvert.provenance import Origins, UnknownOriginError, is_repacked
 from mxconvert.safetensors_format import DTYPE_BITS
 from mxconvert.source.gather import tensor_pieces
-from mxconvert.source.rows import is_by_columns, matrix_rows
+from mxconvert.source.rows import matrix_rows
 from mxconvert.source.scales import load_scales
 from mxconvert.statistics import PIECE_ELEMENTS, Place, StoredWeight, Window
 from mxconvert.verify.report import Check, Collector
@@ -157,7 +157,7 @@ class NumericCheck:
             self._check_digests(record, digests)
 
     def _compare(self, unit: Unit, source: TensorInfo) -> tuple[str, ...]:
-        if unit.packed or source.scale is not None or is_by_columns(source):
+        if unit.packed or source.scale is not None or source.transposed:
             return self._made_again(unit, source)
         return (self.compare_copy(unit, source),)
 
@@ -228,7 +228,7 @@ class NumericCheck:
         """Return what quantizes rows, compares them and says whether they differ."""
         if self._quantizer is None:
             raise AssertionError("weights of an unknown scale rule are measured, not made again")
-        quantizer, by_columns = self._quantizer, is_by_columns(source)
+        quantizer, by_columns = self._quantizer, source.transposed
         height, width = source.shape
         window = Window(unit.weight, self._files, (height, width), by_columns=by_columns)
         dtype = source.dtype if source.scale is None else "F32"
@@ -250,7 +250,7 @@ class NumericCheck:
 
     def _wide(self, unit: Unit, source: TensorInfo) -> Callable[[Rows], bool]:
         """Return what dequantizes or transposes rows, compares them and says if they differ."""
-        record, by_columns = unit.records[0], is_by_columns(source)
+        record, by_columns = unit.records[0], source.transposed
         height, width = source.shape
         item = 2 if source.scale is not None else DTYPE_BITS[source.dtype] // 8
 
