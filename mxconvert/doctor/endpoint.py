@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 from mxconvert.crc import combine_crc64nvme, crc64nvme
 from mxconvert.errors import StoreError, StoreFault
+from mxconvert.remote import PROBE
 from mxconvert.store import Condition, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from mxconvert.store import Client, ObjectInfo, PartStore
-
-PREFIX = "refs/.probe-"
-"""Below it lie the probes; `mxconvert gc` removes what a killed doctor has left."""
 
 _SIZE = 1_000_003
 _BEGIN, _END = 70_001, 70_101
@@ -80,7 +78,7 @@ class _Part:
 def examine_endpoint(client: Client) -> EndpointReport:
     """Put, get and compare probe objects; never raises for what a store cannot do."""
     report = EndpointReport(client.store.label)
-    keys = [f"{PREFIX}{uuid.uuid4().hex}" for _ in range(3)]
+    keys = [f"{PROBE}{uuid.uuid4().hex}" for _ in range(3)]
     try:
         _try_object(client, keys[0], report)
         _try_ranges(client, keys[0], report)
@@ -231,7 +229,7 @@ def _try_upload(  # noqa: PLR0917  (one story)
 
 def _try_listing(client: Client, key: str, report: EndpointReport) -> None:
     try:
-        found = any(info.key == key for info in client.objects(PREFIX))
+        found = any(info.key == key for info in client.objects(PROBE))
     except StoreError as error:
         report.note("list", works=False, detail=error.message)
         return

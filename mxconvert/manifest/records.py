@@ -137,6 +137,11 @@ class FileEntry:
     experts: Span | None = None
     layers: Span | None = None
 
+    def chunk_range(self, index: int, chunk_size: int) -> tuple[int, int]:
+        """Return ``[begin, end)`` of a chunk."""
+        begin = index * chunk_size
+        return begin, min(begin + chunk_size, self.size)
+
     @classmethod
     def from_digest(
         cls,

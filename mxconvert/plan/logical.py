@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError
 from mxconvert.fp8 import FP8_DTYPES
-from mxconvert.model import Skipped, TensorInfo
 from mxconvert.plan.packed import packed_modules, repack
-from mxconvert.plan.scales import find_scale, is_left_scale, is_scale_name
+from mxconvert.plan.scales import find_scale, is_left_scale, is_scale_name, left_scale
 from mxconvert.plan.split import split_experts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
+    from mxconvert.model import Skipped, TensorInfo
     from mxconvert.recipes import Recipe
 
 _RANK = 2
@@ -76,21 +76,11 @@ def _with_scales(tensors: dict[str, TensorInfo], config: Mapping[str, Any]) -> L
             used.add(scale.tensor.name)
             scaled[name] = replace(tensor, scale=scale)
     kept = {name: scaled.get(name, tensor) for name, tensor in tensors.items() if name not in used}
-    dropped = list(_left_scales(kept.values(), bool(scaled)))
-    for entry in dropped:
-        del kept[entry.name]
-    return Logical(kept, dropped=dropped)
+    left = list(filter(is_left_scale, kept)) if scaled else []
+    return Logical(kept, dropped=[left_scale(kept.pop(name)) for name in left])
 
 
 def _is_weight(tensor: TensorInfo) -> bool:
     """Whether an FP8 tensor is a weight; scales of other schemes (NVFP4) can be FP8 as well."""
     matrix = tensor.dtype in FP8_DTYPES and len(tensor.shape) >= _RANK and tensor.size > 0
     return matrix and not is_scale_name(tensor.name)
-
-
-def _left_scales(tensors: Iterable[TensorInfo], is_fp8: bool) -> Iterator[Skipped]:
-    """Yield scales of activations and caches: the output declares none."""
-    if is_fp8:
-        for tensor in tensors:
-            if is_left_scale(tensor.name):
-                yield Skipped(tensor.name, "scale of activations or the KV cache", tensor.size)

@@ -21,7 +21,6 @@ from mxconvert.model import (
     Checkpoint,
     Options,
     Plan,
-    Skipped,
     TensorInfo,
     Totals,
 )
@@ -30,7 +29,7 @@ from mxconvert.plan.build import pieces_of, planned_file, resolve_recipe, totals
 from mxconvert.plan.layout import group_pieces
 from mxconvert.plan.logical import Logical, logical_tensors
 from mxconvert.plan.refuse import refuse_quantized
-from mxconvert.plan.scales import is_left_scale
+from mxconvert.plan.scales import is_left_scale, left_scale
 from mxconvert.plan.select import Selection
 from mxconvert.views import view_of, whole
 
@@ -94,8 +93,7 @@ def plain_tensors(
         found[name] = _elements(codes, scale, name)
     if logical.packed:
         for name in filter(is_left_scale, list(found)):
-            reason = "scale of activations or the KV cache"
-            logical.dropped.append(Skipped(name, reason, found.pop(name).size))
+            logical.dropped.append(left_scale(found.pop(name)))
     logical.tensors = dict(sorted(_joined(found).items()))
     return logical
 

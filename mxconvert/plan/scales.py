@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError, brief
-from mxconvert.model import BlockScale, TensorInfo
+from mxconvert.fp8 import stored_shape
+from mxconvert.model import BlockScale, Skipped, TensorInfo
 from mxconvert.recipes import text_config
 from mxconvert.safetensors_format import num_elements
 
@@ -26,6 +27,11 @@ _LEFT = re.compile(
 def is_left_scale(name: str) -> bool:
     """Whether a tensor scales activations or a cache in an FP8 checkpoint."""
     return _LEFT.search(name) is not None
+
+
+def left_scale(tensor: TensorInfo) -> Skipped:
+    """Return the record of a scale that the output has no use for, since it declares none."""
+    return Skipped(tensor.name, "scale of activations or the KV cache", tensor.size)
 
 
 def is_scale_name(name: str) -> bool:
@@ -84,7 +90,7 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
             hint="models with such tensors cannot be converted",
             code="bad-scale",
         )
-    rows, columns = _stored_matrix(weight)
+    rows, columns = stored_shape(weight)
     elements = num_elements(scale.shape)
     shape = tuple(size for size in scale.shape if size != 1) if elements > 1 else ()
     if elements == 1:
@@ -104,11 +110,6 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
         hint="check that config.json belongs to the weights",
         code="bad-scale",
     )
-
-
-def _stored_matrix(weight: TensorInfo) -> tuple[int, int]:
-    first, second = weight.shape
-    return (second, first) if weight.transposed else (first, second)
 
 
 def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:

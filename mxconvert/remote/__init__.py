@@ -6,7 +6,7 @@ puts one artifact's files at the URL itself. Nothing that must be right depends 
 listing. See ``docs/reference/push-and-pull.md``.
 """
 
-from mxconvert.remote.layout import check_id, folder_of, is_id, ref_key
+from mxconvert.remote.layout import PROBE, check_id, folder_of, is_folder, is_id, ref_key
 from mxconvert.remote.refs import Ref, honours_conditions, move_ref, read_ref, refs_of
 from mxconvert.remote.resolve import (
     Location,
@@ -19,6 +19,7 @@ from mxconvert.remote.resolve import (
 from mxconvert.remote.versions import Version, list_versions
 
 __all__ = [
+    "PROBE",
     "Location",
     "Ref",
     "RemoteArtifact",
@@ -27,6 +28,7 @@ __all__ = [
     "find_artifact",
     "folder_of",
     "honours_conditions",
+    "is_folder",
     "is_id",
     "list_versions",
     "locate",

@@ -9,6 +9,8 @@ from mxconvert.store import is_tag
 
 FOLDER_DIGITS = 16
 REFS = "refs/"
+PROBE = f"{REFS}.probe-"
+"""What keys of probes begin with; `mxconvert gc` removes those that a killed run has left."""
 LATEST = "latest"
 MANIFEST_LIMIT = 512 * 2**20
 """Bytes of a manifest that are read at most; Kimi-K3's has 11 MB."""
@@ -19,6 +21,11 @@ _ID = re.compile(r"[0-9a-f]{16,64}")
 def is_id(version: str) -> bool:
     """Whether a version is an id, or its first 16 digits or more, rather than a tag."""
     return _ID.fullmatch(version) is not None
+
+
+def is_folder(name: str) -> bool:
+    """Whether the first segment of a key is the folder of a version."""
+    return len(name) == FOLDER_DIGITS and is_id(name)
 
 
 def check_id(text: str) -> str:

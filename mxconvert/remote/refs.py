@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mxconvert import failpoints
 from mxconvert.errors import StoreError, StoreFault, VerificationError
 from mxconvert.events import Notice, ignore
-from mxconvert.remote.layout import REFS, is_id, ref_key
+from mxconvert.remote.layout import PROBE, REFS, is_id, ref_key
 from mxconvert.store import Condition, is_tag
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def honours_conditions(client: Client) -> bool:
     Some stores take a conditional write and ignore the condition, or know one condition
     only; tags would then be moved from a state that nobody has seen.
     """
-    names = [f"{REFS}.probe-{uuid.uuid4().hex}" for _ in range(2)]
+    names = [f"{PROBE}{uuid.uuid4().hex}" for _ in range(2)]
     try:
         other, own = [client.put(name, _probe(name)) for name in names]
         if own is None or own == other:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import StoreError, StoreFault, VerificationError
 from mxconvert.events import ignore
 from mxconvert.manifest import MANIFEST_NAME, artifact_id, parse_manifest
-from mxconvert.remote.layout import FOLDER_DIGITS, MANIFEST_LIMIT, folder_of, is_id
+from mxconvert.remote.layout import MANIFEST_LIMIT, folder_of, is_folder
 from mxconvert.remote.refs import refs_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_versions(client: Client, report: Reporter = ignore) -> list[Version]:
     Tags that are damaged are reported.
     """
     refs = refs_of(client, report)
-    folders = {name for name in client.folders() if len(name) == FOLDER_DIGITS and is_id(name)}
+    folders = set(filter(is_folder, client.folders()))
     folders |= {folder_of(ref.id) for ref in refs}
     if client.find(MANIFEST_NAME) is not None:
         folders.add("")
@@ -69,7 +69,7 @@ def describe_versions(client: Client) -> str:
     """Return a hint that lists what is there; never fails."""
     try:
         refs = refs_of(client)
-        folders = [name for name in client.folders() if len(name) == FOLDER_DIGITS and is_id(name)]
+        folders = list(filter(is_folder, client.folders()))
     except StoreError:
         return "check the URL; `mxconvert list URL` shows the versions below it"
     tags = {folder_of(ref.id): ref.tag for ref in refs}

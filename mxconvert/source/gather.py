@@ -19,7 +19,8 @@ STEP_BYTES = 4 * 1024 * 1024
 
 _SPAN_BYTES = 256 * 1024
 _WASTE = 8  # bytes read for a byte that is wanted, at most, if not row by row
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""An integer type for each width of elements, in bytes: what is moved is not computed with."""
 
 
 def read_tensor(reader: SourceReader, tensor: TensorInfo, begin: int, buffer: memoryview) -> None:
@@ -103,6 +104,6 @@ def _read_rows(
     span = np.empty(size, np.uint8)
     reader.read_into(file, offset, memoryview(span.data))
     wanted: np.ndarray = np.ndarray(
-        (rows, view.columns), _UNSIGNED[item], span.data, 0, (view.pitch, view.step * item)
+        (rows, view.columns), UNSIGNED[item], span.data, 0, (view.pitch, view.step * item)
     )
-    np.frombuffer(target, _UNSIGNED[item]).reshape(rows, view.columns)[:] = wanted
+    np.frombuffer(target, UNSIGNED[item]).reshape(rows, view.columns)[:] = wanted

@@ -10,7 +10,7 @@ import numpy as np
 from mxconvert.fp8 import dequantize_rows, stored_shape
 from mxconvert.model import BLOCK_SIZE
 from mxconvert.safetensors_format import DTYPE_BITS, num_elements
-from mxconvert.source.gather import read_tensor, tensor_pieces
+from mxconvert.source.gather import UNSIGNED, read_tensor, tensor_pieces
 from mxconvert.source.scales import load_scales
 from mxconvert.statistics import PIECE_ELEMENTS, Original, as_float64
 from mxconvert.views import view_of
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from mxconvert.source.reader import SourceReader
 
     Array = NDArray[Any]
-
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def stored_values(
     """
     if grid is not None:
         return dequantize_rows(tensor, grid, first_row, data)
-    kind = _UNSIGNED[DTYPE_BITS[tensor.dtype] // 8]
+    kind = UNSIGNED[DTYPE_BITS[tensor.dtype] // 8]
     return np.frombuffer(data, kind).reshape(-1, stored_shape(tensor)[1])
 
 
@@ -104,7 +102,7 @@ def output_rows(reader: SourceReader, tensor: TensorInfo, first: int, count: int
     part = _columns_of(tensor, first, count)
     stored = bytearray(count * size)
     read_tensor(reader, part, 0, memoryview(stored))
-    kind = _UNSIGNED[DTYPE_BITS[tensor.dtype] // 8]
+    kind = UNSIGNED[DTYPE_BITS[tensor.dtype] // 8]
     return bytearray(np.frombuffer(stored, kind).reshape(-1, count).T.tobytes())
 
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.events import FileFinished, Notice, ignore
 from mxconvert.manifest import MANIFEST_NAME
-from mxconvert.remote import is_id
-from mxconvert.remote.layout import FOLDER_DIGITS, REFS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from mxconvert.store import Client, PartStore, Upload
 
 DEFAULT_GRACE = 24 * 3600.0
-PROBE = f"{REFS}.probe-"
 
 
 class Kind(StrEnum):
@@ -81,11 +78,7 @@ def find_leftovers(
 def _version_of(item: Leftover) -> str:
     """Return the folder of the version that something belongs to, else its own key."""
     folder, slash, _ = item.key.partition("/")
-    return folder if slash and _is_version(folder) else item.key
-
-
-def _is_version(folder: str) -> bool:
-    return len(folder) == FOLDER_DIGITS and is_id(folder)
+    return folder if slash and is_folder(folder) else item.key
 
 
 def remove_leftovers(
@@ -144,7 +137,7 @@ def _objects(client: Client, now: float) -> Iterator[Leftover]:
         folder, slash, _ = info.key.partition("/")
         if info.key.startswith(PROBE):
             yield Leftover(Kind.PROBE, info.key, info.size, age)
-        elif slash and _is_version(folder):
+        elif slash and is_folder(folder):
             if folder not in finished:
                 finished[folder] = _has_manifest(client, folder)
             if not finished[folder]:

@@ -71,6 +71,6 @@ def crc_of(entry: FileEntry, begin: int, end: int, chunk_size: int) -> str:
     """Return the CRC64-NVME of a range of whole chunks (or up to the end), hexadecimal."""
     crc = 0
     for index in range(begin // chunk_size, -(-end // chunk_size)):
-        length = min((index + 1) * chunk_size, entry.size) - index * chunk_size
-        crc = combine_crc64nvme(crc, int(entry.chunks[index].crc64nvme, 16), length)
+        first, last = entry.chunk_range(index, chunk_size)
+        crc = combine_crc64nvme(crc, int(entry.chunks[index].crc64nvme, 16), last - first)
     return f"{crc:016x}"

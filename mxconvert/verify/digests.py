@@ -107,8 +107,7 @@ class DigestCheck:
 
     def _read_chunk(self, entry: FileEntry, index: int) -> ChunkDigest:
         hasher = ChunkHasher(self._chunk_size)
-        begin = index * self._chunk_size
-        end = begin + self._length(entry, index)
+        begin, end = entry.chunk_range(index, self._chunk_size)
         for piece in self._place.pieces(entry.path, begin, end):
             hasher.update(piece)
             self._report(Advanced(num_bytes=0))  # a place to stop
@@ -181,8 +180,7 @@ class DigestCheck:
         )
 
     def _describe(self, entry: FileEntry, index: int, records: Sequence[TensorRecord]) -> str:
-        begin = index * self._chunk_size
-        end = begin + self._length(entry, index)
+        begin, end = entry.chunk_range(index, self._chunk_size)
         text = f"(bytes {begin} to {end})"
         names = [record.name for record in records if record.begin < end and record.end > begin]
         if names:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import UsageError
+from mxconvert.remote import check_id
 from mxconvert.sample import Sample
 from mxconvert.verify.report import Level
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_ERROR = 0.25
 """Relative RMSE of a tensor beyond which it fails; MXFP4 of usual weights has 0.11 to 0.13."""
-
-_ID = re.compile(r"[0-9a-f]{16,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +68,8 @@ class VerifyOptions:
                 hint="add --source with the folder of the checkpoint it was made from",
                 code="no-source",
             )
-        if self.expect_id is not None and not _ID.fullmatch(self.expect_id):
-            raise UsageError(
-                f"--expect-id {self.expect_id!r}: expected 16 to 64 lowercase hexadecimal digits",
-                hint="the id is the SHA-256 of mxconvert.manifest.json",
-                code="bad-id",
-            )
+        if self.expect_id is not None:
+            check_id(self.expect_id)
         if self.foreign and (self.expect_id or self.manifest):
             raise UsageError(
                 "--foreign is for folders without a manifest, --expect-id and --manifest need one",

@@ -10,7 +10,7 @@ from mxconvert.errors import StoreError, StoreFault, UsageError
 from mxconvert.events import Advanced, ignore
 from mxconvert.manifest import MANIFEST_NAME
 from mxconvert.remote import locate, no_version
-from mxconvert.remote.layout import FOLDER_DIGITS, REFS, is_id
+from mxconvert.remote.layout import FOLDER_DIGITS, REFS, is_folder
 from mxconvert.stop import StopToken
 from mxconvert.verify.identity import Named, find_manifest
 from mxconvert.verify.payload import Payload
@@ -186,4 +186,4 @@ def _named(location: Location, url: StoreURL) -> Named | None:
 def _is_versions(path: str) -> bool:
     """Whether a path below a URL is a tag's, or in the folder of a version."""
     first, slash, _ = path.partition("/")
-    return path.startswith(REFS) or (bool(slash) and len(first) == FOLDER_DIGITS and is_id(first))
+    return path.startswith(REFS) or (bool(slash) and is_folder(first))

@@ -18,16 +18,10 @@ if TYPE_CHECKING:
 _PIECE = 2**20
 
 
-def chunk_range(entry: FileEntry, index: int, chunk_size: int) -> tuple[int, int]:
-    """Return ``[begin, end)`` of a chunk of a file."""
-    begin = index * chunk_size
-    return begin, min(begin + chunk_size, entry.size)
-
-
 def is_chunk_right(fd: int, entry: FileEntry, index: int, chunk_size: int) -> bool:
     """Whether a file holds the bytes of a chunk, by XXH3-128."""
     hasher = xxh3_128()
-    begin, end = chunk_range(entry, index, chunk_size)
+    begin, end = entry.chunk_range(index, chunk_size)
     read = _feed(hasher, fd, begin, end, lambda: None)
     return read == end and hasher.hexdigest() == entry.chunks[index].xxh3_128
 

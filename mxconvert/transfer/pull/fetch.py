@@ -11,7 +11,7 @@ from mxconvert import failpoints
 from mxconvert.digest import xxh3_128
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.events import Advanced, FileFinished
-from mxconvert.transfer.pull.check import chunk_range, compare_sha256, is_chunk_right
+from mxconvert.transfer.pull.check import compare_sha256, is_chunk_right
 from mxconvert.transfer.pull.folder import (
     open_partial,
     open_plain,
@@ -110,7 +110,7 @@ class FilePull:
         return is_chunk_right(self._fd, self._entry, index, self._context.chunk_size)
 
     def _range(self, index: int) -> tuple[int, int]:
-        return chunk_range(self._entry, index, self._context.chunk_size)
+        return self._entry.chunk_range(index, self._context.chunk_size)
 
     @property
     def _url(self) -> str:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.digest import xxh3_128
 from mxconvert.errors import StoreError, StoreFault, VerificationError
-from mxconvert.remote import folder_of, is_id, read_manifest, refs_of
-from mxconvert.remote.layout import FOLDER_DIGITS
+from mxconvert.remote import folder_of, is_folder, read_manifest, refs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,9 +45,8 @@ def says_the_same(info: ObjectInfo | None, entry: FileEntry) -> bool | None:
 
 def _reads_the_same(client: Client, info: ObjectInfo, entry: FileEntry, chunk_size: int) -> bool:
     for index, chunk in enumerate(entry.chunks):
-        begin = index * chunk_size
+        begin, end = entry.chunk_range(index, chunk_size)
         hasher = xxh3_128()
-        end = min(begin + chunk_size, entry.size)
         for piece in client.pieces(info.key, begin, end, info.etag):
             hasher.update(piece)
         if hasher.hexdigest() != chunk.xxh3_128:
@@ -90,4 +88,4 @@ def _tagged(client: Client) -> Iterator[str]:
 
 
 def _listed(client: Client) -> Iterator[str]:
-    yield from (name for name in client.folders() if len(name) == FOLDER_DIGITS and is_id(name))
+    yield from filter(is_folder, client.folders())
