@@ -56,6 +56,12 @@ def test_damage_is_found_before_the_commit(hub, env, reference: Reference, tmp_p
     assert len(hub.repositories["org/model"]) == 1
 
 
-def test_tags_are_git_s(hub, env, reference: Reference) -> None:
-    result = run_cli("push", reference.target, "hf://org/model", "--tag", "v1", env=env)
-    fail_cleanly(result, 2, "--tag")
+@pytest.mark.parametrize(
+    "option", [("--tag", "v1"), ("--limit-rate", "1MB"), ("--part-size", "32MiB")]
+)
+def test_what_the_hub_does_itself_is_refused(hub, env, reference: Reference, option) -> None:
+    """Tags are git's there, and rate and parts are the library's."""
+    fail_cleanly(
+        run_cli("push", reference.target, "hf://org/model", *option, env=env), 2, option[0]
+    )
+    assert len(hub.repositories["org/model"]) == 1

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.push_base import WRITES, Site, changed_sidecar, gaps, manifest_size, most_at_once
-from tests.support import fail_cleanly, start_cli
+from tests.support import fail_cleanly, run_cli, start_cli
 from tests.support.faults import Respond, access_denied, closed_endpoint, expired_token
 from tests.support.large import INDEX, PART, LargeArtifact, json_lines, metrics, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.runs import Reference
 
 # ---------------------------------------------------------------------------------- URLs
 
@@ -227,3 +229,13 @@ def test_a_password_in_the_endpoint_is_refused(site: Site, large: LargeArtifact)
         assert result.status == 2
         assert "endpoint" in result.stderr
         assert "p4ssw0rd" not in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize("option", [("--checksum", "always"), ("--part-size", "32MiB")])
+def test_what_a_store_cannot_do_is_refused(
+    reference: Reference, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    """An option that would do nothing is an error, before anything is written."""
+    result = run_cli("push", reference.target, tmp_path / "store", *option)
+    fail_cleanly(result, 2, option[0])
+    assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from mxconvert.manifest import (
     parse_manifest,
 )
 from mxconvert.verify import numeric
-from tests.support import Tensor, bf16_model, read_safetensors
+from tests.support import Tensor, bf16_model, fail_cleanly, read_safetensors, shell
 from tests.verify_base import (
     DENSE,
     EXPERT,
@@ -278,3 +278,8 @@ def test_foreign_names_the_source_lacks_are_said(foreign: Path, tmp_path: Path) 
 def test_foreign_folder_without_index(foreign: Path) -> None:
     (foreign / INDEX).unlink()
     assert one(verify(foreign, foreign=True), "missing-file").path == "model.safetensors"
+
+
+def test_a_bound_that_nothing_is_compared_with_is_refused(artifact: Path) -> None:
+    """`--max-error` belongs to what level numeric measures."""
+    fail_cleanly(shell("verify", artifact, "--max-error", "0.1"), 2, "--max-error")

@@ -73,9 +73,11 @@ def verify(
         typer.Option("--foreign", help="Another tool's folder: no manifest, errors are measured."),
     ] = False,
     max_error: Annotated[
-        float,
-        typer.Option("--max-error", help="Largest relative RMSE of a tensor, where measured."),
-    ] = 0.25,
+        float | None,
+        typer.Option(
+            "--max-error", help="At level numeric: largest relative RMSE, where measured [0.25]."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -102,11 +104,23 @@ def verify(
     del debug
     from mxconvert.source import local_path
     from mxconvert.store import DEFAULT_JOBS, is_url
-    from mxconvert.verify import VerifyOptions, verify_artifact, verify_remote
+    from mxconvert.verify import (
+        DEFAULT_MAX_ERROR,
+        Level,
+        VerifyOptions,
+        verify_artifact,
+        verify_remote,
+    )
 
     at_store = is_url(target)
+    depth = _level(level, at_store=at_store, remote=remote, sample=sample, source=source)
+    if max_error is not None and depth is not Level.NUMERIC:
+        raise UsageError(
+            "--max-error bounds what --level numeric measures",
+            hint="pass --level numeric and --source SRC, or leave it out",
+        )
     options = VerifyOptions(
-        level=_level(level, at_store=at_store, remote=remote, sample=sample, source=source),
+        level=depth,
         source=local_path(source, "--source") if source else None,
         sample=sample,
         strict=strict,
@@ -114,7 +128,7 @@ def verify(
         expect_id=expect_id,
         manifest=manifest,
         foreign=foreign,
-        max_error=max_error,
+        max_error=DEFAULT_MAX_ERROR if max_error is None else max_error,
         jobs=jobs,
     )
     # One JSON document, not lines: progress stays off the streams with --json.

@@ -128,10 +128,6 @@ class Store(Protocol):
     def label(self) -> str:
         """The URL, and the endpoint if it is not the usual one, for messages."""
 
-    @property
-    def keeps_digests(self) -> bool:
-        """Whether `head` tells CRC64-NVME or SHA-256 of objects that `mxconvert` wrote."""
-
     def url(self, key: str) -> str:
         """Return the full URL of a key, for messages."""
 

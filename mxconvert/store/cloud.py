@@ -40,8 +40,6 @@ class CloudStore:
     listed where something lies in that folder.
     """
 
-    keeps_digests = True
-
     def __init__(self, url: StoreURL, options: StoreOptions) -> None:
         self._url, self._options = url, options
         self._limits = _LIMITS[url.scheme]

@@ -39,8 +39,6 @@ class GenericStore:
     no tags, an object's is made of its time and size.
     """
 
-    keeps_digests = False
-
     def __init__(self, url: StoreURL, options: StoreOptions) -> None:
         self._connection = Connection(url, options)
         self._scheme = url.scheme

@@ -45,8 +45,6 @@ class HubStore:
     spaces are not read.
     """
 
-    keeps_digests = True
-
     def __init__(self, url: StoreURL, options: StoreOptions) -> None:
         options.refuse_unknown({"endpoint"}, "hf")
         if url.bucket in _NOT_MODELS:

@@ -47,8 +47,6 @@ class LocalStore:
     object is made of its time, size and inode.
     """
 
-    keeps_digests = False
-
     def __init__(self, url: StoreURL, options: StoreOptions) -> None:
         options.refuse_unknown((), "file")
         self._root = url.prefix

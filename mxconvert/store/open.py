@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import UsageError
-from mxconvert.store.options import Engine
+from mxconvert.store.options import Checksum, Engine
 
 if TYPE_CHECKING:
     from mxconvert.store.base import Store
@@ -24,6 +24,12 @@ def open_store(url: StoreURL, options: StoreOptions) -> Store:
         from mxconvert.store.s3 import S3Store  # noqa: PLC0415  (loads only what is used)
 
         return S3Store(url, options)
+    if options.checksum is Checksum.ALWAYS:
+        raise UsageError(
+            f"--checksum always: no checksums can be sent to {url.scheme}:// with uploads",
+            hint="leave it out; push notes a SHA-256 where the store keeps metadata",
+            code="no-checksums",
+        )
     if url.scheme in ("gs", "az"):
         from mxconvert.store.cloud import CloudStore  # noqa: PLC0415
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Checksum(StrEnum):
-    """Whether CRC64-NVME travels with uploads, so that the store checks it."""
+    """Whether CRC64-NVME travels with uploads, so that the store checks it.
+
+    ``AUTO`` goes on without where the store refuses it; ``ALWAYS`` does not.
+    """
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -28,26 +31,28 @@ class Engine(StrEnum):
     FSSPEC = "fsspec"
 
 
-S3_OPTIONS: Mapping[str, str] = {
-    "acl": "canned ACL of new objects, e.g. bucket-owner-full-control",
-    "addressing": "path or virtual; default path for custom endpoints",
-    "anonymous": "true sends no signature",
-    "ca_bundle": "file with the certificates to trust",
-    "connect_timeout": "seconds; default 10",
-    "endpoint": "URL of the server",
-    "engine": "botocore, or fsspec to go through s3fs",
-    "max_object_size": "largest object in bytes; default 48.8 TiB",
-    "part_count": "most parts per object; default 10000",
-    "profile": "profile of the AWS configuration",
-    "proxy": "URL of an HTTP proxy",
-    "read_timeout": "seconds without a byte; default 30",
-    "region": "region of the bucket",
-    "requester_pays": "true accepts the costs of a requester-pays bucket",
-    "sse": "AES256, aws:kms or aws:kms:dsse",
-    "sse_kms_key_id": "key for aws:kms",
-    "storage_class": "of new objects, e.g. INTELLIGENT_TIERING",
-}
-"""What `s3://` takes, with a word of help for each."""
+S3_OPTIONS = frozenset(
+    {
+        "acl",
+        "addressing",
+        "anonymous",
+        "ca_bundle",
+        "connect_timeout",
+        "endpoint",
+        "engine",
+        "max_object_size",
+        "part_count",
+        "profile",
+        "proxy",
+        "read_timeout",
+        "region",
+        "requester_pays",
+        "sse",
+        "sse_kms_key_id",
+        "storage_class",
+    }
+)
+"""What `s3://` takes; ``docs/reference/push-and-pull.md`` says what each does."""
 
 _TRUE, _FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.events import FileFinished, Notice, ignore
 from mxconvert.manifest import MANIFEST_NAME
+from mxconvert.remote import PROBE, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -34,7 +34,6 @@ _LARGEST = int(48.8 * 2**40)
 class S3Store(Uploads):
     """Objects below a prefix of a bucket. One instance serves all threads."""
 
-    keeps_digests = True
     dropped_checksums = False
     """Whether the store has refused checksums, so that none are sent any more."""
 

@@ -36,7 +36,7 @@ def push_commit(
     itself. A file that the repository holds already is not sent again.
 
     Raises:
-        UsageError: Tags, which are git's there.
+        UsageError: Tags, which are git's there, or a rate, which the library does not keep.
         VerificationError: A file is not what the manifest says.
         StoreError: The Hub, after retries.
     """
@@ -44,6 +44,11 @@ def push_commit(
         raise UsageError(
             f"{client.store.label}: --tag: tags of this store are git's",
             hint="push to a branch with URL@BRANCH, or tag the commit with the Hub's own tools",
+        )
+    if client.options.limit_rate is not None:
+        raise UsageError(
+            f"{client.store.label}: --limit-rate: the Hub's library sends the files, at its own rate",
+            hint="leave it out",
         )
     manifest = artifact.manifest
     total = manifest.totals.file_bytes

@@ -57,9 +57,16 @@ def plan_push(
         report: Told if parts have to be larger than that.
 
     Raises:
-        UsageError: A file, or a part that is asked for, is too large for the store.
+        UsageError: A file, or a part that is asked for, is too large for the store, or the
+            store takes no parts.
     """
     files, chunk_size = artifact.manifest.files, artifact.manifest.chunk_size
+    if limits is None and part_size is not None:
+        raise UsageError(
+            "--part-size: this store chooses its parts itself",
+            hint="leave it out",
+            code="part-size",
+        )
     if limits is None:
         return [PlannedFile(entry.path, entry.size, entry.size, 1) for entry in files]
     plans = [
@@ -97,9 +104,9 @@ def push_artifact(
     """
     wanted = _wanted_tags(options)
     artifact = open_artifact(root)
+    plan_push(artifact, client.parts.limits if client.parts else None, options.part_size, report)
     if isinstance(client.store, CommitStore):
         return push_commit(artifact, client, client.store, options, report)
-    plan_push(artifact, client.parts.limits if client.parts else None, options.part_size, report)
     folder = "" if options.flat else folder_of(artifact.id)
     if options.flat:
         refuse_occupied(client, artifact)
