@@ -8,7 +8,9 @@ torch's memory and threads stay out of the other tests.
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +21,6 @@ from tests.support.runs import Reference, make_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.pull_base import Place
     from tests.push_base import Site
@@ -72,6 +73,18 @@ def shared_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """F-BF16 and what a run makes of it that nothing disturbs, once for all tests of a worker."""
     return make_reference(bf16_model(), tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="session")
+def made(reference: Reference) -> Path:
+    """The artifact of `reference`: read it, never change it."""
+    return reference.target
+
+
+@pytest.fixture
+def artifact(made: Path, tmp_path: Path) -> Path:
+    """A copy of a finished artifact, to damage."""
+    return Path(shutil.copytree(made, tmp_path / "artifact"))
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def artifact(reference: Reference, tmp_path: Path) -> Path:
-    """A copy of a finished artifact, to damage."""
-    return shutil.copytree(reference.target, tmp_path / "artifact")
-
-
-@pytest.fixture
 def base(place: Place, reference: Reference) -> str:
     """The artifact at the store; what its keys begin with."""
     return publish(place.s3, place.bucket, reference.target, PREFIX)

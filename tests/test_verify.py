@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from importlib.resources import files
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
@@ -34,20 +34,11 @@ from tests.verify_base import (
     verify,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PACKED = "model.layers.1.mlp.experts.3.up_proj.weight_packed"
 SCALE = "model.layers.1.mlp.experts.3.up_proj.weight_scale"
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, shared_source: Path) -> Path:
-    """An artifact of F-BF16; read it, never change it."""
-    return make_artifact(shared_source, tmp_path_factory.mktemp("made") / "A")
-
-
-@pytest.fixture
-def artifact(made: Path, tmp_path: Path) -> Path:
-    """A copy of the artifact to break."""
-    return Path(shutil.copytree(made, tmp_path / "A"))
 
 
 # ------------------------------------------------------------------------- what is fine

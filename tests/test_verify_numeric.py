@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,21 +30,12 @@ from tests.verify_base import (
     verify,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 WEIGHT = "model.layers.1.mlp.experts.3.up_proj.weight"
 PACKED, SCALE = WEIGHT + "_packed", WEIGHT + "_scale"
 NORM = "model.norm.weight"
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, shared_source: Path) -> Path:
-    """An artifact of F-BF16; read it, never change it."""
-    return make_artifact(shared_source, tmp_path_factory.mktemp("made") / "A")
-
-
-@pytest.fixture
-def artifact(made: Path, tmp_path: Path) -> Path:
-    """A copy of the artifact to break."""
-    return Path(shutil.copytree(made, tmp_path / "A"))
 
 
 def patch(tensors: dict, name: str, at: int, mask: int = 1) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Annotated
 
 import typer
@@ -10,8 +9,7 @@ import typer
 from mxconvert.cli import options as o
 from mxconvert.cli import runtime
 from mxconvert.cli.cmd_plan import load_plan, show_plan
-from mxconvert.cli.cmd_quantize import pass_on_notices, print_summary, summary
-from mxconvert.cli.progress import emit, open_display
+from mxconvert.cli.cmd_quantize import convert
 from mxconvert.model import Layout
 
 
@@ -61,9 +59,8 @@ def dequantize(
     if dry_run:
         show_plan(checkpoint, made, json=json)
         return
-    from mxconvert.pipeline import RunOptions, quantize_checkpoint
+    from mxconvert.pipeline import RunOptions
 
-    gc.freeze()  # the plan lives to the end
     run_options = RunOptions(
         jobs=jobs,
         max_memory=memory,
@@ -74,12 +71,4 @@ def dequantize(
         statistics=False,
         only=tuple(only or ()),
     )
-    with open_display(json_lines=json, quiet=quiet) as display:
-        pass_on_notices(checkpoint, made, display)
-        result = quantize_checkpoint(
-            checkpoint, made, target, run_options, report=display, stop=runtime.state.stop
-        )
-    if json:
-        emit("summary", **summary(checkpoint, made, result))
-    elif not quiet:
-        print_summary(checkpoint, made, result, dst)
+    convert(checkpoint, made, dst, run_options, json=json, quiet=quiet)

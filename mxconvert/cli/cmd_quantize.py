@@ -19,7 +19,7 @@ from mxconvert.model import Options
 if TYPE_CHECKING:
     from mxconvert.cli.progress import Display
     from mxconvert.model import Checkpoint, Plan, Skipped
-    from mxconvert.pipeline import RunResult
+    from mxconvert.pipeline import RunOptions, RunResult
     from mxconvert.statistics import Sums
 
 
@@ -78,12 +78,9 @@ def quantize(
     from mxconvert.quantize import compiling
 
     with compiling(kernels, options.scale_rule, sums=not no_statistics):
-        from mxconvert.pipeline import RunOptions, quantize_checkpoint
+        from mxconvert.pipeline import RunOptions
 
         checkpoint, made = load_plan(src, options, goal, show_notices=False)
-
-    # The plan lives to the end; the collector need not walk its records again and again.
-    gc.freeze()
 
     run_options = RunOptions(
         jobs=jobs,
@@ -96,24 +93,41 @@ def quantize(
         only=tuple(only or ()),
         base=None if base is None else local_path(base, "--base"),
     )
+    convert(checkpoint, made, dst, run_options, json=json, quiet=quiet)
+
+
+def convert(
+    checkpoint: Checkpoint, made: Plan, dst: str, options: RunOptions, *, json: bool, quiet: bool
+) -> None:
+    """Run a plan into the folder ``dst`` under a progress display, then say what it did."""
+    from mxconvert.pipeline import quantize_checkpoint
+    from mxconvert.source import local_path
+
+    # The plan lives to the end; the collector need not walk its records again and again.
+    gc.freeze()
     with open_display(json_lines=json, quiet=quiet) as display:
-        pass_on_notices(checkpoint, made, display)
+        _pass_on_notices(checkpoint, made, display)
         result = quantize_checkpoint(
-            checkpoint, made, target, run_options, report=display, stop=runtime.state.stop
+            checkpoint,
+            made,
+            local_path(dst, "DST"),
+            options,
+            report=display,
+            stop=runtime.state.stop,
         )
     if json:
-        emit("summary", **summary(checkpoint, made, result))
+        emit("summary", **_summary(checkpoint, made, result))
     elif not quiet:
-        print_summary(checkpoint, made, result, dst)
+        _print_summary(checkpoint, made, result, dst)
 
 
-def pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> None:
+def _pass_on_notices(checkpoint: Checkpoint, made: Plan, display: Display) -> None:
     """Report what preflight and plan have to say."""
     for code, message in (*checkpoint.notices, *made.notices):
         display(Notice(severity="warning", code=code, message=message))
 
 
-def summary(checkpoint: Checkpoint, made: Plan, result: RunResult) -> dict[str, object]:
+def _summary(checkpoint: Checkpoint, made: Plan, result: RunResult) -> dict[str, object]:
     """Return the fields of the summary line."""
     facts = asdict(result)
     del facts["sums"]
@@ -143,7 +157,7 @@ def _error_figures(sums: Sums | None) -> dict[str, float] | None:
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
+def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
     """Print what a run did."""
     from mxconvert.cli.tables import print_pairs
 

@@ -114,7 +114,8 @@ class DigestCheck:
         return hasher.end_chunk()
 
     def _length(self, entry: FileEntry, index: int) -> int:
-        return min(self._chunk_size, entry.size - index * self._chunk_size)
+        begin, end = entry.chunk_range(index, self._chunk_size)
+        return end - begin
 
     def _note_mended(self, entry: FileEntry, index: int) -> None:
         message = f"{entry.path}: chunk {index} was wrong when it was first read, and right again"

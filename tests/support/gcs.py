@@ -10,11 +10,13 @@ import hashlib
 import threading
 import uuid
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple, Self
+from http.server import BaseHTTPRequestHandler
+from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
+
+from tests.support.loopback import LoopbackServer
 
 
 class Entry(NamedTuple):
@@ -33,7 +35,7 @@ class Entry(NamedTuple):
 
 
 @dataclass
-class GcsServer:
+class GcsServer(LoopbackServer):
     """The server; ``objects`` is by bucket and key, ``uploads`` what is not completed."""
 
     objects: dict[str, dict[str, Entry]] = field(default_factory=dict)
@@ -43,22 +45,8 @@ class GcsServer:
     lock: threading.RLock = field(default_factory=threading.RLock)
     generation: int = 1_700_000_000_000_000
 
-    def __enter__(self) -> Self:
-        handler = type("Handler", (_Handler,), {"gcs": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        return type("Handler", (_Handler,), {"gcs": self})
 
     def make_bucket(self) -> str:
         name = f"test-{uuid.uuid4().hex[:16]}"

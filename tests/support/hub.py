@@ -7,9 +7,11 @@ import hashlib
 import json
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+
+from tests.support.loopback import LoopbackServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +21,7 @@ LARGE = 1000
 
 
 @dataclass
-class Hub:
+class Hub(LoopbackServer):
     """A repository per name: its commits in order, each the files by path."""
 
     repositories: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
@@ -32,23 +34,8 @@ class Hub:
     ignore_ranges: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def __enter__(self) -> Self:
-        self._server = ThreadingHTTPServer(
-            ("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self})
-        )
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        return type("Handler", (_Handler,), {"hub": self})
 
     def add(self, name: str, files: Mapping[str, bytes]) -> str:
         """Commit files; return the commit's id."""

@@ -91,7 +91,9 @@ class S3Store(Uploads):
         """Ask for an object's head.
 
         An error of HEAD has no body that says what it is. Where the status alone does not
-        tell, the object itself is asked for, whose error says it.
+        tell, the object itself is asked for, whose error says it. Where that one is given,
+        the refusal may have passed (a credential renewed, a clock set); HEAD is asked for
+        once more, and a second refusal is meant.
         """
         arguments = {"Key": self._full(key), "ChecksumMode": "ENABLED" if checks else None}
         try:
@@ -100,15 +102,22 @@ class S3Store(Uploads):
             if error.fault not in (StoreFault.REFUSED, StoreFault.DENIED):
                 raise
             self._call("get_object", key, **arguments)["Body"].close()
+        try:
+            return self._call("head_object", key, **arguments)
+        except StoreError as error:
+            if error.fault not in (StoreFault.REFUSED, StoreFault.DENIED):
+                raise
             raise StoreError(
-                StoreFault.TRANSIENT, f"{error.message}, though it gives the object"
+                error.fault,
+                f"{error.message}, though it gives the object",
+                hint=error.hint or "let this role ask for HEAD as well as GET",
             ) from error
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
         """See `Store.open`.
 
         A store that ignores the range and sends the whole object is read from its
-        beginning, unless that would mean to skip most of a large object.
+        beginning, and what comes before ``begin`` is dropped.
         """
         answer = self._call(
             "get_object",

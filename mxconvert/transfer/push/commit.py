@@ -47,7 +47,7 @@ def push_commit(
         )
     if client.options.limit_rate is not None:
         raise UsageError(
-            f"{client.store.label}: --limit-rate: the Hub's library sends the files, at its own rate",
+            f"{client.store.label}: --limit-rate: the Hub's library sends at its own rate",
             hint="leave it out",
         )
     manifest = artifact.manifest
