@@ -11,6 +11,7 @@ descending, then name, compact JSON, padding with spaces to 8 bytes.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import sys
@@ -233,15 +234,21 @@ def _parse_entry(name: str, entry: object, file: str, base: int) -> TensorInfo:
     if begin > end:
         raise bad(f"data_offsets begin at {begin}, after their end at {end}")
     try:
-        size = tensor_size(dtype, shape)
+        shape, size = _shared_layout(sys.intern(dtype), tuple(shape))
     except ValueError as error:
         raise bad(f"dtype {dtype}, shape {brief(shape)}: {error}") from error
     if size != end - begin:
         raise bad(
-            f"dtype {dtype}, shape {brief(shape)} need {brief(size)} bytes, "
+            f"dtype {dtype}, shape {brief(list(shape))} need {brief(size)} bytes, "
             f"data_offsets span {end - begin}"
         )
-    return TensorInfo(name, sys.intern(dtype), tuple(shape), file, base + begin, size)
+    return TensorInfo(name, sys.intern(dtype), shape, file, base + begin, size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_layout(dtype: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Return a shape and its bytes: a hundred thousand experts share one object of each."""
+    return shape, tensor_size(dtype, shape)
 
 
 def _check_coverage(tensors: list[TensorInfo], file: str, base: int, file_size: int) -> None:

@@ -35,6 +35,7 @@ from mxconvert.pipeline.slots import (
     Needs,
     plan_budget,
     resident_bytes,
+    return_free_memory,
     usable_cores,
 )
 from mxconvert.quantize import Quantizer, load_backend
@@ -268,6 +269,7 @@ class _Run:
         backend = load_backend(self._options.backend)
         self._backend = backend.name
         jobs, needs = self._options.jobs or usable_cores(), memory_needs(self._plan)
+        return_free_memory()
         self._budget = plan_budget(jobs, self._options.max_memory, resident_bytes(), needs)
         return self._budget, Quantizer(backend, self._plan.options.scale_rule)
 

@@ -198,7 +198,7 @@ def _resolve(index: ShardIndex, stored: dict[str, list[TensorInfo]]) -> dict[str
         copies = stored.get(name, [])
         match = next((tensor for tensor in copies if tensor.file == file), None)
         if match is not None:
-            chosen[name] = match
+            chosen[match.name] = match  # the header's string, so that the index's can go
         elif copies:
             wrong.append(f"{brief(name)} is stored in {copies[0].file}, the index says {file}")
         else:
