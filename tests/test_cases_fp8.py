@@ -16,6 +16,7 @@ from tests.support import (
     converted,
     decode,
     encode,
+    fail_cleanly,
     fp8_model,
     read_artifact,
     refused,
@@ -349,6 +350,23 @@ def test_a_zero_scale_over_zeros(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------- what the config says
+
+
+def test_the_declaration_stays_where_it_was(tmp_path: Path) -> None:
+    """In `text_config` only, as Kimi-K3's; verify looks there, transformers would not."""
+    model = fp8_model()
+    inner = {**model.config, "model_type": "deepseek_v3"}
+    outer = {key: value for key, value in model.config.items() if key != "quantization_config"}
+    source = replace(model, config={**outer, "text_config": inner}).write(tmp_path / "source")
+    shell("plan", source, "--engine", "vllm").ok()
+    claim = shell("plan", source, "--engine", "transformers")
+    fail_cleanly(claim, 2, "--engine transformers", "top level of config.json", "vllm", "--force")
+    done = converted(source, tmp_path / "out")
+    assert "quantization_config" not in done.artifact.config
+    declared = done.artifact.config["text_config"]["quantization_config"]
+    assert declared["quant_method"] == "compressed-tensors"
+    assert json.dumps(done.artifact.config).count('"quantization_config"') == 1
+    shell("verify", tmp_path / "out").ok()
 
 
 def nested(model: Model) -> Model:

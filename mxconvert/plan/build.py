@@ -28,7 +28,7 @@ from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
 from mxconvert.plan.logical import Logical, logical_tensors
 from mxconvert.plan.refuse import unknown_family
 from mxconvert.plan.select import Selection, select, tied_head
-from mxconvert.recipes import Recipe, find_recipe, looks_like_moe
+from mxconvert.recipes import Recipe, find_recipe, looks_like_moe, nests_quantization
 from mxconvert.recipes.families import DENSE
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def build_plan(
         UsageError: Options that do not fit the source.
     """
     recipe = resolve_recipe(checkpoint, options)
-    unread = check_engines(recipe.name, engine, force=force)
+    nested = nests_quantization(checkpoint.config)
+    unread = check_engines(recipe.name, engine, force=force, nested=nested)
     logical = logical_tensors(checkpoint.tensors, checkpoint.config, recipe)
     tensors = logical.tensors
     chosen = select(

@@ -15,6 +15,7 @@ from mxconvert.recipes.base import (
     config_int,
     head_is_tied,
     moe_sizes,
+    nests_quantization,
     text_config,
 )
 from mxconvert.recipes.families import DENSE, FAMILIES
@@ -34,6 +35,7 @@ __all__ = [
     "looks_like_moe",
     "model_type",
     "moe_sizes",
+    "nests_quantization",
     "recipe_names",
     "text_config",
 ]

@@ -206,6 +206,18 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else config
 
 
+def nests_quantization(config: Mapping[str, Any]) -> bool:
+    """Whether a config has its quantization settings in ``text_config`` only (Kimi-K3).
+
+    vLLM looks at the top level and then in ``text_config``, transformers (5.24) at the top
+    level only.
+    """
+    key = "quantization_config"
+    inner = config.get("text_config")
+    nested = isinstance(inner, dict) and isinstance(inner.get(key), dict)
+    return nested and not isinstance(config.get(key), dict)
+
+
 @dataclass(frozen=True, slots=True)
 class MoESizes:
     """Sizes of a Mixture-of-Experts layer as a config states them; ``None`` if it does not."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mxconvert.manifest import FormatSpec
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_PLACES = ("quantization_config", "text_config.quantization_config")  # as vLLM looks for it
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _LINEAR = "Linear"
 _WEIGHTS: dict[str, Any] = {
@@ -88,8 +89,7 @@ def check_config(
         config: The parsed config.json.
         collector: Receives findings.
         path: What messages call the file.
-        format_spec: What the manifest says; ``None`` for another tool's artifact, whose
-            declaration may also stand in ``text_config``.
+        format_spec: What the manifest says; ``None`` for another tool's artifact.
         activations: The manifest's option of that name.
 
     Returns:
@@ -101,15 +101,12 @@ def check_config(
         _check_dtypes(config, "", collector, path)
         return None
     _check_dtypes(config, "", collector, path)
-    places = ["quantization_config"]
-    if format_spec is None:
-        places.append("text_config.quantization_config")
-    place = next((name for name in places if name in copies), None)
+    place = next((name for name in _PLACES if name in copies), None)
     for other in copies.keys() - {place}:
         message = f"{path}: {other} is a second, stale copy of the quantization settings"
         collector.fail(Check.CONFIG, "stale-quantization-config", message, path=path)
     if place is None:
-        message = f"{path}: has no quantization_config at its top level"
+        message = f"{path}: has no quantization_config at its top level or in text_config"
         collector.fail(Check.CONFIG, "no-quantization-config", message, path=path)
         return None
     settings = copies[place]

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.model import Action, Activations
+from mxconvert.recipes import nests_quantization
 from mxconvert.writer.documents.jsontext import encode_json
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ _MXFP8_ACTIVATIONS: dict[str, Any] = {
 def config_json(config: Mapping[str, Any], plan: Plan) -> tuple[bytes, tuple[Notice, ...]]:
     """Return the artifact's config.json and notices ``(code, message)``.
 
-    Keys keep their order and values. ``quantization_config`` stands at the top level,
-    where every loader looks first, unless nothing is quantized; every other copy goes. A
+    Keys keep their order and values. ``quantization_config`` stands where the source had
+    one (see `nests_quantization`), unless nothing is quantized; every other copy goes. A
     dtype field that is null or names a storage type becomes what most unquantized weights
     are stored in; if ``dtype`` and ``torch_dtype`` contradict each other, ``dtype`` wins.
 
@@ -65,7 +66,8 @@ def config_json(config: Mapping[str, Any], plan: Plan) -> tuple[bytes, tuple[Not
     if not _names_dtype(document):
         _insert_dtype(document, majority)
     if not plan.plain:
-        document[QUANTIZATION_KEY] = quantization_config(plan)
+        place = document["text_config"] if nests_quantization(config) else document
+        place[QUANTIZATION_KEY] = quantization_config(plan)
     return encode_json(document), tuple(notices)
 
 
