@@ -96,7 +96,15 @@ class Inspection:
 def inspect_checkpoint(checkpoint: Checkpoint, options: Options) -> Inspection:
     """Gather the facts; reads nothing beyond what preflight read."""
     plan, obstacle = _try_plan(checkpoint, options)
-    recipe = find_recipe(checkpoint.config, options.recipe) or DENSE
+    recipe = (
+        find_recipe(
+            checkpoint.config,
+            options.recipe,
+            expert_weights=options.expert_weights,
+            names=checkpoint.tensors,
+        )
+        or DENSE
+    )
     classify = recipe.classifier(checkpoint.config)
     tensors = _tensors_of_the_model(checkpoint, recipe)
     slots = {name: classify(name) for name in tensors}

@@ -26,14 +26,17 @@ DOCS = ROOT / "docs"
 # ------------------------------------------------------------------- commands and options
 
 PLAN_OPTIONS = {
-    "--scale-rule", "--scope", "--include", "--exclude", "--ignore", "--recipe", "--layout",
-    "--experts-per-file", "--max-file-size", "--activations", "--unindexed", "--base-model",
+    "--scale-rule", "--scope", "--include", "--exclude", "--ignore", "--recipe",
+    "--expert-weights", "--layout", "--experts-per-file", "--max-file-size", "--activations", "--unindexed", "--base-model",
 }  # fmt: skip
 COMMON = {"--json", "--debug"}
 WORKING = COMMON | {"--jobs", "-j", "--quiet", "-q"}
 STORE = {"--store-option", "--retry-for"}
 COMMANDS: dict[str, tuple[list[str], set[str]]] = {
-    "inspect": (["src"], COMMON | {"--scope", "--recipe", "--unindexed", "--tensors"}),
+    "inspect": (
+        ["src"],
+        COMMON | {"--scope", "--recipe", "--expert-weights", "--unindexed", "--tensors"},
+    ),
     "plan": (["src"], PLAN_OPTIONS | COMMON | {"--strict", "--engine", "--force"}),
     "quantize": (
         ["src", "dst"],
@@ -48,8 +51,8 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         ["src", "dst"],
         WORKING
         | {
-            "--recipe", "--layout", "--experts-per-file", "--max-file-size", "--unindexed",
-            "--base-model", "--dry-run", "--max-memory", "--backend", "--only", "--overwrite",
+            "--recipe", "--expert-weights", "--layout", "--experts-per-file", "--max-file-size",
+            "--unindexed", "--base-model", "--dry-run", "--max-memory", "--backend", "--only", "--overwrite",
             "--recheck", "--break-lock",
         },
     ),

@@ -127,6 +127,7 @@ def test_contents() -> None:
         "activations": "none",
         "base_model": None,
         "exclude": [],
+        "expert_weights": [],
         "experts_per_file": 2,
         "include": ["a*", "b"],
         "layout": "experts",

@@ -18,6 +18,7 @@ def dequantize(
     dst: Annotated[str, typer.Argument(metavar="DST", help="Output folder.")],
     *,
     recipe: o.RecipeOption = None,
+    expert_weights: o.ExpertWeights = None,
     layout: o.LayoutOption = Layout.EXPERTS,
     experts_per_file: o.ExpertsPerFile = None,
     max_file_size: o.MaxFileSize = None,
@@ -49,6 +50,7 @@ def dequantize(
     check_destination(source, target)
     options = o.collect(
         recipe=recipe,
+        expert_weights=expert_weights,
         layout=layout,
         experts_per_file=experts_per_file,
         max_file_size=max_file_size,

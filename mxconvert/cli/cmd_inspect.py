@@ -8,7 +8,7 @@ import typer
 
 from mxconvert.cli import options as o
 from mxconvert.cli.runtime import count, print_json, size
-from mxconvert.model import Options, Scope
+from mxconvert.model import Scope
 
 if TYPE_CHECKING:
     from mxconvert.inspect import Inspection, RoleFigures
@@ -20,6 +20,7 @@ def inspect(
     *,
     scope: o.ScopeOption = Scope.EXPERTS,
     recipe: o.RecipeOption = None,
+    expert_weights: o.ExpertWeights = None,
     unindexed: o.UnindexedOption = None,
     tensors: Annotated[
         str | None,
@@ -40,7 +41,8 @@ def inspect(
     if tensors is not None:
         _list_tensors(checkpoint, tensors, json=json)
         return
-    found = inspect_checkpoint(checkpoint, Options(scope=scope, recipe=recipe))
+    options = o.collect(scope=scope, recipe=recipe, expert_weights=expert_weights)
+    found = inspect_checkpoint(checkpoint, options)
     if json:
         print_json(found.to_json())
     else:

@@ -86,6 +86,16 @@ RecipeOption = Annotated[
     str | None,
     typer.Option("--recipe", metavar="NAME", help="Treat the model as one of this family."),
 ]
+ExpertWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expert-weights",
+        metavar="TEMPLATE",
+        help="With --recipe generic, what expert weights are called: "
+        "'layers.{layer}.moe.experts.{expert}.{projection}', or of fused ones "
+        "'layers.{layer}.moe.experts.w13=w1,w3'. Repeatable.",
+    ),
+]
 Include = Annotated[
     list[str] | None,
     typer.Option(
@@ -178,6 +188,7 @@ class _PlanOptions:
     include: Include = None
     exclude: Exclude = None
     recipe: RecipeOption = None
+    expert_weights: ExpertWeights = None
     layout: LayoutOption = Layout.EXPERTS
     experts_per_file: ExpertsPerFile = None
     max_file_size: MaxFileSize = None
@@ -191,7 +202,12 @@ class _PlanOptions:
         Raises:
             UsageError: Text that the manifest cannot hold.
         """
-        for text in (self.recipe, self.base_model, *(self.include or ()), *(self.exclude or ())):
+        lists = (self.include, self.exclude, self.expert_weights)
+        for text in (
+            self.recipe,
+            self.base_model,
+            *(item for texts in lists for item in texts or ()),
+        ):
             if text is not None and not is_utf8(text):
                 raise UsageError(f"{text!a} is not UTF-8", hint="check the shell's encoding")
         return Options(
@@ -200,6 +216,7 @@ class _PlanOptions:
             layout=self.layout,
             activations=self.activations,
             recipe=self.recipe,
+            expert_weights=tuple(self.expert_weights or ()),
             include=tuple(self.include or ()),
             exclude=tuple(self.exclude or ()),
             experts_per_file=self.experts_per_file,

@@ -53,6 +53,7 @@ class Options:
     layout: Layout = Layout.EXPERTS
     activations: Activations = Activations.NONE
     recipe: str | None = None
+    expert_weights: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     experts_per_file: int | None = None

@@ -183,7 +183,12 @@ class _Run:
         self._lock = threading.Lock()
         self._sums: dict[str, Sums] = {}
         self._another = ""
-        recipe = find_recipe(checkpoint.config, plan.recipe)
+        recipe = find_recipe(
+            checkpoint.config,
+            plan.recipe,
+            expert_weights=plan.options.expert_weights,
+            names=checkpoint.tensors,
+        )
         if recipe is None:
             raise AssertionError(f"a plan with the unknown recipe {plan.recipe}")
         self._classify = recipe.classifier(checkpoint.config)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from mxconvert import safetensors_format as st
-from mxconvert.errors import SourceError, brief
+from mxconvert.errors import SourceError, UsageError, brief
 from mxconvert.model import (
     Action,
     Checkpoint,
@@ -28,7 +28,14 @@ from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
 from mxconvert.plan.logical import Logical, logical_tensors
 from mxconvert.plan.refuse import unknown_family
 from mxconvert.plan.select import Selection, select, tied_head
-from mxconvert.recipes import Recipe, find_recipe, looks_like_moe, nests_quantization
+from mxconvert.recipes import (
+    GENERIC,
+    Recipe,
+    find_recipe,
+    looks_like_moe,
+    nests_quantization,
+    refuse_unmatched,
+)
 from mxconvert.recipes.families import DENSE
 
 if TYPE_CHECKING:
@@ -94,10 +101,17 @@ def resolve_recipe(checkpoint: Checkpoint, options: Options) -> Recipe:
 
     Raises:
         SourceError: A Mixture-of-Experts model of no known family.
-        UsageError: ``--recipe`` names none.
+        UsageError: ``--recipe`` names none, or templates that do not fit.
     """
-    recipe = find_recipe(checkpoint.config, options.recipe)
+    templates, names = options.expert_weights, checkpoint.tensors
+    if templates and options.recipe != GENERIC:
+        raise UsageError(
+            f"--expert-weights is for --recipe {GENERIC} only",
+            hint=f"add --recipe {GENERIC}, or leave it out: the other recipes know the names",
+        )
+    recipe = find_recipe(checkpoint.config, options.recipe, expert_weights=templates, names=names)
     if recipe is not None:
+        refuse_unmatched(templates, names)
         return recipe
     if looks_like_moe(checkpoint.config, checkpoint.tensors):
         raise unknown_family(checkpoint.tensors, checkpoint.config)

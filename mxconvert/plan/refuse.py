@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.errors import SourceError, brief
 from mxconvert.model import PACKED_SUFFIX, Options, Scope, TensorInfo
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name
-from mxconvert.recipes import Recipe, Role, Slot, model_type, recipe_names, text_config
+from mxconvert.recipes import GENERIC, Recipe, Role, Slot, model_type, recipe_names, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -154,7 +154,8 @@ def _unrecognised(left: Iterable[TensorInfo], why: str, config: Mapping[str, Any
         f"unrecognised expert layout: {why}; {len(left)} tensors of {size} bytes would stay "
         f"unquantized, the largest: {shown}",
         hint=f"model_type is {brief(model_type(config))}; if the names are those of another "
-        f"family, pass --recipe {'|'.join(recipe_names())}",
+        f"family, pass --recipe {'|'.join(recipe_names())}; with {GENERIC}, say what they are "
+        "called: --expert-weights 'layers.{layer}.moe.experts.{expert}.{projection}'",
         code="unrecognised-layout",
     )
 

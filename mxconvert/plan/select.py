@@ -7,6 +7,7 @@ that are merged at load time.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -230,11 +231,13 @@ def _groups(
 ) -> dict[str, set[str]]:
     groups: dict[str, set[str]] = defaultdict(set)
     family = {part: group for group in recipe.siblings for part in group}
+    expert = re.compile(recipe.expert or "$")
     for name in linear:
         slot = slots[name]
         parent, _, part = module_name(name).rpartition(".")
-        if slot.role is Role.EXPERT:
-            groups[name.partition(".experts.")[0] + ".experts"].add(name)
+        match = expert.match(name) if slot.role is Role.EXPERT else None
+        if match is not None:
+            groups[name[: match.start("expert")].rstrip(".")].add(name)
         elif part in family:
             groups[f"{parent}.{{{','.join(family[part])}}}"].add(name)
         else:

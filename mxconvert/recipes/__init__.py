@@ -19,11 +19,13 @@ from mxconvert.recipes.base import (
     text_config,
 )
 from mxconvert.recipes.families import DENSE, FAMILIES
+from mxconvert.recipes.generic import GENERIC, generic_recipe, refuse_unmatched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
+    "GENERIC",
     "LINEAR_ROLES",
     "Classifier",
     "Recipe",
@@ -37,6 +39,7 @@ __all__ = [
     "moe_sizes",
     "nests_quantization",
     "recipe_names",
+    "refuse_unmatched",
     "text_config",
 ]
 
@@ -46,7 +49,7 @@ _EXPERT_COUNT = re.compile(r"(^|_)(num|n)_\w*experts$")
 
 def recipe_names() -> list[str]:
     """Return the names that ``--recipe`` takes."""
-    return [recipe.name for recipe in (*FAMILIES, DENSE)]
+    return [*(recipe.name for recipe in (*FAMILIES, DENSE)), GENERIC]
 
 
 def model_type(config: Mapping[str, Any]) -> str | None:
@@ -55,12 +58,26 @@ def model_type(config: Mapping[str, Any]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def find_recipe(config: Mapping[str, Any], name: str | None = None) -> Recipe | None:
+def find_recipe(
+    config: Mapping[str, Any],
+    name: str | None = None,
+    *,
+    expert_weights: Sequence[str] = (),
+    names: Iterable[str] = (),
+) -> Recipe | None:
     """Return the named recipe, or the one whose family the config names, or ``None``.
 
+    Args:
+        config: The parsed config.json.
+        name: Of a recipe.
+        expert_weights: The user's templates, for the recipe ``generic``.
+        names: All tensor names, for the recipe ``generic``.
+
     Raises:
-        UsageError: No recipe is called ``name``.
+        UsageError: No recipe is called ``name``, or the templates are wrong.
     """
+    if name == GENERIC:
+        return generic_recipe(expert_weights, names)
     if name is not None:
         for recipe in (*FAMILIES, DENSE):
             if recipe.name == name:

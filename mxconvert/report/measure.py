@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, TensorInfo
-    from mxconvert.recipes import Classifier
+    from mxconvert.recipes import Classifier, Recipe
     from mxconvert.statistics import RangeReader
     from mxconvert.stop import StopToken
 
@@ -164,7 +164,7 @@ def open_measuring(
         Sample.parse(sample)
     stored, original = open_checkpoint(target), open_checkpoint(source)
     manifest = _manifest(target)
-    pairs, lonely = pair_weights(stored, original)
+    pairs, lonely = pair_weights(stored, original, manifest)
     if not pairs:
         raise UsageError(
             f"{target}: none of its {len(lonely)} packed weights is in {source}"
@@ -195,10 +195,12 @@ def open_measuring(
     )
 
 
-def pair_weights(stored: Checkpoint, original: Checkpoint) -> tuple[list[Pair], list[str]]:
+def pair_weights(
+    stored: Checkpoint, original: Checkpoint, manifest: Manifest | None
+) -> tuple[list[Pair], list[str]]:
     """Return what can be measured, in byte order, and the packed weights that cannot."""
     pairs, lonely = [], []
-    recipe = find_recipe(original.config) or DENSE
+    recipe = _recipe_of(original, manifest) or DENSE
     sources = logical_tensors(original.tensors, original.config, recipe).tensors
     for name, codes in stored.tensors.items():
         module = name.removesuffix(PACKED_SUFFIX)
@@ -229,11 +231,22 @@ def _manifest(target: Path) -> Manifest | None:
 
 
 def _classifier(stored: Checkpoint, manifest: Manifest | None) -> Classifier:
-    name = None if manifest is None else manifest.model.recipe
-    recipe = find_recipe(stored.config, name) or find_recipe({}, "dense")
-    if recipe is None:
-        raise AssertionError("the recipe for dense models is gone")
+    recipe = _recipe_of(stored, manifest) or DENSE
     return recipe.classifier(stored.config)
+
+
+def _recipe_of(checkpoint: Checkpoint, manifest: Manifest | None) -> Recipe | None:
+    """Return the recipe that an artifact was made with, or that fits another tool's."""
+    if manifest is None:
+        return find_recipe(checkpoint.config)
+    stated = manifest.options.get("expert_weights")
+    templates = [str(text) for text in stated] if isinstance(stated, list) else []
+    return find_recipe(
+        checkpoint.config,
+        manifest.model.recipe,
+        expert_weights=templates,
+        names=checkpoint.tensors,
+    )
 
 
 def _say_what_differs(
