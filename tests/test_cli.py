@@ -27,7 +27,8 @@ DOCS = ROOT / "docs"
 
 PLAN_OPTIONS = {
     "--scale-rule", "--scope", "--include", "--exclude", "--ignore", "--recipe",
-    "--expert-weights", "--layout", "--experts-per-file", "--max-file-size", "--activations", "--unindexed", "--base-model",
+    "--expert-weights", "--layout", "--experts-per-file", "--max-file-size", "--activations",
+    "--unindexed", "--base-model",
 }  # fmt: skip
 COMMON = {"--json", "--debug"}
 WORKING = COMMON | {"--jobs", "-j", "--quiet", "-q"}
@@ -52,8 +53,8 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         WORKING
         | {
             "--recipe", "--expert-weights", "--layout", "--experts-per-file", "--max-file-size",
-            "--unindexed", "--base-model", "--dry-run", "--max-memory", "--backend", "--only", "--overwrite",
-            "--recheck", "--break-lock",
+            "--unindexed", "--base-model", "--dry-run", "--max-memory", "--backend", "--only",
+            "--overwrite", "--recheck", "--break-lock",
         },
     ),
     "verify": (
