@@ -1,4 +1,4 @@
-"""Scaled FP8 and MXFP4: one IEEE float32 multiply for each element, no other rounding."""
+"""Scaled FP8, MXFP4 and INT4: one IEEE float32 multiply for each element, no other rounding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxconvert.errors import SourceError
-from mxconvert.model import BLOCK_SIZE, CODES_DTYPE
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, INT4_DTYPE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +55,23 @@ def pair_values() -> Floats:
     return np.stack([codes[packed & 15], codes[packed >> 4]], axis=1)
 
 
+@cache
+def int_pairs() -> Floats:
+    """Return the values of both INT4 of each byte, the low nibble first: ``[256, 2]``.
+
+    Nibble n is n - 8 (compressed-tensors, ``pack_to_int32``).
+    """
+    packed = np.arange(256)
+    return (np.stack([packed & 15, packed >> 4], axis=1) - 8).astype(np.float32)
+
+
+def _values_of(dtype: str) -> Floats:
+    """Return the values of each byte of elements that have scales."""
+    if dtype == CODES_DTYPE:
+        return pair_values()
+    return int_pairs() if dtype == INT4_DTYPE else fp8_values(dtype)
+
+
 def scale_of(weight: TensorInfo) -> BlockScale:
     """Return the scale of a weight that is known to have one."""
     if weight.scale is None:
@@ -86,7 +103,7 @@ def stored_shape(weight: TensorInfo) -> tuple[int, int]:
 
 
 def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memoryview) -> Floats:
-    """Return whole stored rows of an FP8 or MXFP4 weight as float32 ``[rows, columns]``.
+    """Return whole stored rows of an FP8, MXFP4 or INT4 weight as float32 ``[rows, columns]``.
 
     Args:
         weight: The weight.
@@ -99,8 +116,7 @@ def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memo
     """
     scale = scale_of(weight)
     columns = stored_shape(weight)[1]
-    table = pair_values() if weight.dtype == CODES_DTYPE else fp8_values(weight.dtype)
-    values = table[np.frombuffer(data, np.uint8)].reshape(-1, columns)
+    values = _values_of(weight.dtype)[np.frombuffer(data, np.uint8)].reshape(-1, columns)
     rows = np.arange(first_row, first_row + len(values)) // scale.rows
     factors = np.repeat(grid[rows], scale.columns, axis=1)[:, :columns]
     if not grid.all() and values[factors == 0].any():
@@ -116,7 +132,9 @@ def dequantize_rows(weight: TensorInfo, grid: Floats, first_row: int, data: memo
 
 
 def has_block_factors(weight: TensorInfo) -> bool:
-    """Whether the 32 elements of each block of a row share a scale."""
+    """Whether the 32 elements of each block of a row of FP8 share a scale."""
+    if weight.dtype not in FP8_DTYPES:
+        return False
     columns, width = weight.shape[1], scale_of(weight).columns
     return columns % BLOCK_SIZE == 0 and (width % BLOCK_SIZE == 0 or width >= columns)
 

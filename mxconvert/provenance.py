@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError
 from mxconvert.fp8 import FP8_DTYPES
-from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, BlockScale
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, PACKED_SUFFIX, BlockScale
+from mxconvert.plan.int4 import WORD_DTYPE, int4_weight
 from mxconvert.plan.scales import block_scale
 from mxconvert.safetensors_format import num_elements
 from mxconvert.views import view_of, whole
@@ -113,6 +114,8 @@ class Origins:
     def _tensor(self, record: TensorRecord, shape: tuple[int, ...]) -> TensorInfo:
         if len(record.sources) not in (1, _MATRIX):
             raise UnknownOriginError(f"it is made from {len(record.sources)} tensors")
+        if self._is_int4(record):
+            return self._integers(record, shape)
         tensor = self._part(record.sources[0], shape)
         if len(record.sources) == 1:
             return tensor
@@ -123,6 +126,23 @@ class Origins:
         except SourceError as error:
             raise UnknownOriginError(error.message) from error
         return replace(tensor, scale=scale)
+
+    def _is_int4(self, record: TensorRecord) -> bool:
+        first = record.sources[0]
+        return len(record.sources) == _MATRIX and first.dtype == WORD_DTYPE
+
+    def _integers(self, record: TensorRecord, shape: tuple[int, ...]) -> TensorInfo:
+        """Return packed integers as a matrix of their elements."""
+        for source in record.sources:
+            self._part(source, source.shape)
+        module = record.sources[0].name.removesuffix(PACKED_SUFFIX)
+        try:
+            weight = int4_weight(module, self.tensors)
+        except (KeyError, SourceError) as error:
+            raise UnknownOriginError(f"{module} is no INT4 weight: {error}") from error
+        if weight.shape != shape:
+            raise UnknownOriginError(f"its size does not follow from {record.sources[0].name!r}")
+        return weight
 
     def _part(self, record: SourceRecord, shape: tuple[int, ...]) -> TensorInfo:
         source = self.tensors.get(record.name)

@@ -19,7 +19,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError, brief
-from mxconvert.model import OutputTensor, TensorInfo
+from mxconvert.model import INT4_DTYPE, OutputTensor, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,6 +38,7 @@ METADATA_KEY = "__metadata__"
 DTYPE_BITS: Mapping[str, int] = {
     "BOOL": 8,
     "F4": 4,
+    INT4_DTYPE: 4,
     "F6_E2M3": 6,
     "F6_E3M2": 6,
     "U8": 8,
@@ -59,6 +60,7 @@ DTYPE_BITS: Mapping[str, int] = {
     "I64": 64,
     "U64": 64,
 }
+_STORED_DTYPES = tuple(dtype for dtype in DTYPE_BITS if dtype != INT4_DTYPE)
 _RANK = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
 _BITS_PER_BYTE = 8
 _REPAIR = "fetch or write the file again; `mxconvert inspect` checks every header"
@@ -224,8 +226,8 @@ def _parse_entry(name: str, entry: object, file: str, base: int) -> TensorInfo:
     if not is_utf8(name):
         raise bad("the name is not valid Unicode")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise bad(f"unknown dtype {brief(dtype)}; known: {', '.join(DTYPE_BITS)}")
+    if not isinstance(dtype, str) or dtype not in _STORED_DTYPES:
+        raise bad(f"unknown dtype {brief(dtype)}; known: {', '.join(_STORED_DTYPES)}")
     if not _is_shape(shape):
         raise bad(f"shape {brief(shape)} is not a list of at most {MAX_RANK} whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):  # noqa: PLR2004

@@ -27,8 +27,8 @@ DOCS = ROOT / "docs"
 
 PLAN_OPTIONS = {
     "--scale-rule", "--scope", "--include", "--exclude", "--ignore", "--recipe",
-    "--expert-weights", "--layout", "--experts-per-file", "--max-file-size", "--activations",
-    "--unindexed", "--base-model",
+    "--expert-weights", "--from-int4", "--layout", "--experts-per-file", "--max-file-size",
+    "--activations", "--unindexed", "--base-model",
 }  # fmt: skip
 COMMON = {"--json", "--debug"}
 WORKING = COMMON | {"--jobs", "-j", "--quiet", "-q"}

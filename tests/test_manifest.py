@@ -128,6 +128,7 @@ def test_contents() -> None:
         "base_model": None,
         "exclude": [],
         "expert_weights": [],
+        "from_int4": False,
         "experts_per_file": 2,
         "include": ["a*", "b"],
         "layout": "experts",

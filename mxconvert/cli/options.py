@@ -96,6 +96,10 @@ ExpertWeights = Annotated[
         "'layers.{layer}.moe.experts.w13=w1,w3'. Repeatable.",
     ),
 ]
+FromInt4 = Annotated[
+    bool,
+    typer.Option("--from-int4", help="Convert compressed-tensors' INT4, which was rounded before."),
+]
 Include = Annotated[
     list[str] | None,
     typer.Option(
@@ -189,6 +193,7 @@ class _PlanOptions:
     exclude: Exclude = None
     recipe: RecipeOption = None
     expert_weights: ExpertWeights = None
+    from_int4: FromInt4 = False
     layout: LayoutOption = Layout.EXPERTS
     experts_per_file: ExpertsPerFile = None
     max_file_size: MaxFileSize = None
@@ -217,6 +222,7 @@ class _PlanOptions:
             activations=self.activations,
             recipe=self.recipe,
             expert_weights=tuple(self.expert_weights or ()),
+            from_int4=self.from_int4,
             include=tuple(self.include or ()),
             exclude=tuple(self.exclude or ()),
             experts_per_file=self.experts_per_file,

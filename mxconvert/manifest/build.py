@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCALES_OF_SOURCE = "source"
 """Scale rule of an artifact whose weights were MXFP4 before."""
 
-_OF_QUANTIZATION = ("scale_rule", "scope", "activations")
+_OF_QUANTIZATION = ("scale_rule", "scope", "activations", "from_int4")
 
 GENERATOR = Generator(name="mxconvert", version=__version__)
 

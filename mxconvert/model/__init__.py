@@ -7,6 +7,7 @@ for weights, names are those on disk.
 from mxconvert.model.names import (
     BLOCK_SIZE,
     CODES_DTYPE,
+    INT4_DTYPE,
     PACKED_SUFFIX,
     REPORT_NAME,
     SCALE_SUFFIX,
@@ -44,6 +45,7 @@ from mxconvert.model.source import (
 __all__ = [
     "BLOCK_SIZE",
     "CODES_DTYPE",
+    "INT4_DTYPE",
     "PACKED_SUFFIX",
     "REPORT_NAME",
     "SCALE_SUFFIX",

@@ -54,6 +54,7 @@ class Options:
     activations: Activations = Activations.NONE
     recipe: str | None = None
     expert_weights: tuple[str, ...] = ()
+    from_int4: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     experts_per_file: int | None = None

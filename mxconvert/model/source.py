@@ -25,8 +25,8 @@ class TensorInfo:
         offset: Where its first byte lies in that file, counted from the file's start.
         size: Bytes that it has, whatever lies between them.
         view: Which part of which stored tensor it is; ``None`` for a whole one.
-        scale: What its elements are multiplied by; ``None`` unless they are scaled FP8, or
-            MXFP4 on its way to BF16.
+        scale: What its elements are multiplied by; ``None`` unless they are scaled FP8,
+            INT4, or MXFP4 on its way to BF16.
     """
 
     name: str
@@ -77,17 +77,19 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class BlockScale:
-    """The scales of an FP8 or MXFP4 weight: one for each block of rows and columns.
+    """The scales of an FP8, MXFP4 or INT4 weight: one for each block of rows and columns.
 
     Attributes:
         tensor: The stored scales, ``[ceil(N / rows), ceil(K / columns)]`` elements.
         rows: Rows of the weight that share a scale.
         columns: Columns that do.
+        declared: Stored I64 ``[2]`` that state the weight's shape; ``None`` if none do.
     """
 
     tensor: TensorInfo
     rows: int
     columns: int
+    declared: TensorInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

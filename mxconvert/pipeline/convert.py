@@ -191,9 +191,9 @@ class Converter:
     def _chunks(self, part: Part, data: memoryview) -> Iterator[tuple[int, Array]]:
         """Yield a stored row's number and some rows from it on, dequantized or as integers."""
         source = part.item.source
-        columns, item = stored_shape(source)[1], DTYPE_BITS[source.dtype] // 8
+        columns = stored_shape(source)[1]
         count, row = _chunk_rows(part.item), part.first_element // columns
-        size = count * columns * item
+        size = count * columns * DTYPE_BITS[source.dtype] // 8
         for begin in range(0, len(data), size):
             grid = None if source.scale is None else self.scales_of(source).grid
             yield row, stored_values(source, grid, row, data[begin : begin + size])

@@ -24,6 +24,7 @@ from mxconvert.model import (
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name, names_asked_for, renamed
 from mxconvert.plan.engines import check_engines
 from mxconvert.plan.ignore import ignore_entries
+from mxconvert.plan.int4 import int4_modules
 from mxconvert.plan.layout import Group, Piece, estimated_header, group_pieces
 from mxconvert.plan.logical import Logical, logical_tensors
 from mxconvert.plan.refuse import unknown_family
@@ -73,7 +74,12 @@ def build_plan(
     recipe = resolve_recipe(checkpoint, options)
     nested = nests_quantization(checkpoint.config)
     unread = check_engines(recipe.name, engine, force=force, nested=nested)
-    logical = logical_tensors(checkpoint.tensors, checkpoint.config, recipe)
+    if options.from_int4 and not int4_modules(checkpoint.tensors):
+        raise UsageError(
+            "--from-int4: no tensor of the source is INT4 of compressed-tensors",
+            hint="leave it out",
+        )
+    logical = logical_tensors(checkpoint.tensors, checkpoint.config, recipe, int4=options.from_int4)
     tensors = logical.tensors
     chosen = select(
         tensors, checkpoint.config, recipe, options, strict=strict, packed=logical.packed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError
 from mxconvert.fp8 import FP8_DTYPES
+from mxconvert.plan.int4 import unpack_int4
 from mxconvert.plan.packed import packed_modules, repack
 from mxconvert.plan.scales import find_scale, is_left_scale, is_scale_name, left_scale
 from mxconvert.plan.split import split_experts
@@ -42,16 +43,27 @@ class Logical:
 
 
 def logical_tensors(
-    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], recipe: Recipe
+    tensors: Mapping[str, TensorInfo],
+    config: Mapping[str, Any],
+    recipe: Recipe,
+    *,
+    int4: bool = True,
 ) -> Logical:
     """Return the tensors of the model.
+
+    Args:
+        tensors: Those that are stored, by name.
+        config: The parsed config.json.
+        recipe: The model family.
+        int4: Read packed integers; else they stay as they are stored.
 
     Raises:
         SourceError: A fused tensor has another shape than the config says, an FP8 weight
             has no scale, or one of an unknown shape.
     """
-    unpacked = {tensor.name: tensor for tensor in repack(tensors)}
-    if len(unpacked) < len(tensors):
+    integers, shapes = unpack_int4(tensors, config) if int4 else (dict(tensors), [])
+    unpacked = {tensor.name: tensor for tensor in repack(integers)}
+    if len(unpacked) < len(integers):
         raise SourceError(
             "the checkpoint stores MXFP4 weights under two names",
             hint="remove one of both",
@@ -60,6 +72,7 @@ def logical_tensors(
     found = dict(split_experts(unpacked, config, recipe))
     logical = _with_scales(found, config)
     logical.packed = packed_modules(logical.tensors)
+    logical.dropped += shapes
     logical.tensors = dict(sorted(logical.tensors.items()))
     return logical
 

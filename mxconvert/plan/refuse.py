@@ -57,7 +57,9 @@ def refuse_quantized(
         evidence += f"; {len(names)} tensors such as {names[0]} hold {', '.join(dtypes)}"
     raise SourceError(
         f"the source is quantized already: {evidence}",
-        hint="BF16, F16, F32, FP8 with scales and MXFP4 can be read; give such a checkpoint",
+        hint="--from-int4 converts it nevertheless: what INT4 has rounded is rounded again"
+        if any(name.endswith(PACKED_SUFFIX) and tensors[name].dtype == "I32" for name in packed)
+        else "BF16, F16, F32, FP8 with scales and MXFP4 can be read; give such a checkpoint",
         code="already-quantized",
     )
 

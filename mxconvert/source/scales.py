@@ -1,4 +1,4 @@
-"""Reading the scales of FP8 and MXFP4 weights."""
+"""Reading the scales of FP8, MXFP4 and INT4 weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from mxconvert.digest import xxh3_128_hex
 from mxconvert.errors import SourceError
 from mxconvert.fp8 import decode_scales, scale_of, stored_shape
+from mxconvert.safetensors_format import DTYPE_BITS
 from mxconvert.source.gather import read_tensor
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ def load_scales(reader: SourceReader, weight: TensorInfo) -> Scales:
     """Read the scales of a weight.
 
     Raises:
-        SourceError: One is NaN, infinite or negative.
+        SourceError: One is NaN, infinite or negative, or the weight says it has another
+            shape.
     """
+    _check_shape(reader, weight)
     scales, stored = read_scales(reader, weight), scale_of(weight).tensor
     values = scales.grid.reshape(-1)
     bad = ~np.isfinite(values) | (values < 0)
@@ -51,6 +54,24 @@ def load_scales(reader: SourceReader, weight: TensorInfo) -> Scales:
             code="bad-scale",
         )
     return scales
+
+
+def _check_shape(reader: SourceReader, weight: TensorInfo) -> None:
+    """Compare the shape with the one that is stored beside packed integers, if one is."""
+    declared = scale_of(weight).declared
+    if declared is None:
+        return
+    raw = bytearray(declared.size)
+    read_tensor(reader, declared, 0, memoryview(raw))
+    kind = {4: "<i4", 8: "<i8"}.get(DTYPE_BITS[declared.dtype] // 8)
+    stated = np.frombuffer(raw, kind).tolist() if kind else []
+    if stated != list(weight.shape):
+        raise SourceError(
+            f"{declared.file}: tensor {declared.name!r} states the shape {stated}, the packed "
+            f"integers of {weight.name} have {list(weight.shape)}",
+            hint="only rows that fill their words can be read",
+            code="bad-scale",
+        )
 
 
 def read_scales(reader: SourceReader, weight: TensorInfo) -> Scales:

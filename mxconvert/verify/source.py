@@ -17,6 +17,7 @@ from mxconvert.manifest import (
     source_identity,
 )
 from mxconvert.model import BLOCK_SIZE
+from mxconvert.plan.int4 import SHAPE_SUFFIX, int4_modules
 from mxconvert.plan.scales import is_left_scale
 from mxconvert.provenance import Coverage
 from mxconvert.quantize import Quantizer, load_backend
@@ -207,8 +208,9 @@ class SourceRun:
         left, tensors = used.left(checkpoint.tensors), checkpoint.tensors
         declares_none = plain or any(t.dtype in FP8_DTYPES for t in tensors.values())
         dropped = [name for name in left if declares_none and is_left_scale(name)]
+        shapes = {module + SHAPE_SUFFIX for module in int4_modules(tensors)}
         for name, count in left.items():
-            if name not in dropped:
+            if name not in dropped and name not in shapes:
                 total = num_elements(tensors[name].shape)
                 what = "" if count == total else f" {count} of its {total} elements:"
                 message = f"source tensor {name!r}:{what} nothing in the artifact was made from it"

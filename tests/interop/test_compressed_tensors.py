@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from tests.interop.families import CONFIGS
+from tests.support import run_cli
+from tests.support.int4 import int4_model
 from tests.support.matching import renamings
 
 if TYPE_CHECKING:
@@ -110,3 +113,29 @@ def test_the_config_says_weight_only_mxfp4(family_artifacts: dict[str, Artifact]
     assert not weights.dynamic
     assert scheme_of(artifact).input_activations is None
     assert scheme_of(artifact).output_activations is None
+
+
+@pytest.mark.parametrize("group", [32, 16, None])
+def test_int4_is_what_their_decompressor_sees(group: int | None, tmp_path: Path) -> None:
+    """`dequantize` gives their bytes, and their compressor gives back the words we read."""
+    import torch
+    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    source = int4_model(group=group).write(tmp_path / "source")
+    run_cli("dequantize", source, tmp_path / "out").ok()
+    ours = source_tensors(tmp_path / "out")
+    declared = json.loads((source / "config.json").read_text())["quantization_config"]
+    (scheme,) = QuantizationConfig.model_validate(declared).config_groups.values()
+    stored = source_tensors(source)
+    modules = [n.removesuffix(".weight_packed") for n in stored if n.endswith(".weight_packed")]
+    assert len(modules) == 48
+    for module in modules:
+        names = ("weight_packed", "weight_scale", "weight_shape")
+        state = {name: stored[f"{module}.{name}"] for name in names}
+        theirs = PackedQuantizationCompressor.decompress(state, scheme)
+        assert torch.equal(theirs["weight"], ours[f"{module}.weight"]), module
+        again = PackedQuantizationCompressor.compress(
+            {"weight": theirs["weight"], "weight_scale": state["weight_scale"]}, scheme
+        )
+        assert torch.equal(again["weight_packed"], state["weight_packed"]), module
