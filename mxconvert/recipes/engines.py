@@ -30,6 +30,8 @@ _CONVERSION = "stops at the names of this family once its experts are packed"
 _REFUSALS: dict[tuple[Engine, str], str] = {
     (Engine.VLLM, "gpt-oss"): _OWN_LAYOUT,
     (Engine.TRANSFORMERS, "gpt-oss"): _OWN_LAYOUT,
+    (Engine.VLLM, "deepseek-v4"): _OWN_LAYOUT,
+    (Engine.TRANSFORMERS, "deepseek-v4"): _FUSED,
     (Engine.VLLM, "dbrx"): _FUSED_ONLY,
     (Engine.VLLM, "minimax"): _DROPPED,
     (Engine.TRANSFORMERS, "qwen3-vl-moe"): _FUSED,

@@ -30,5 +30,6 @@ W1_W2_W3: tuple[Recipe, ...] = (
     # In this order: the language model within Kimi-K3 calls itself kimi_linear.
     _family("kimi-k3", "Kimi-K3", "kimi_k3"),
     _family("kimi-linear", "Kimi-Linear", "kimi_linear"),
+    _family("deepseek-v4", "DeepSeek-V4", "deepseek_v4", block="ffn"),
     _family("lfm2-moe", "LFM2-MoE", "lfm2_moe", block="feed_forward"),
 )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 QUANTIZATION_KEY = "quantization_config"
-_STALE_KEYS = frozenset({QUANTIZATION_KEY, "compression_config"})
+_STALE_KEYS = frozenset({QUANTIZATION_KEY, "compression_config", "expert_dtype"})
+"""The last says how DeepSeek-V4 stores its experts."""
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _NOT_A_DTYPE_TO_COMPUTE_IN = ("uint8", "int8", "float8", "float4")
