@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mxconvert.manifest import MANIFEST_NAME
 from tests.support.artifact import read_artifact
 from tests.support.cli import run_cli
 from tests.support.engines.environment import (
@@ -51,7 +52,9 @@ def main() -> None:
         work = options.work or Path(scratch)
         made = {family: make(family, options.scope, work) for family in options.families}
         made = {family: found for family, found in made.items() if found}
-        results: dict[str, Any] = {"families": {family: {} for family in made}}
+        results: dict[str, Any] = {
+            "families": {family: {"recipe": recipe_of(made[family]["ours"])} for family in made}
+        }
         if python:
             load(python, made, work, results)
             serve(python, options.serve, made, work, results)
@@ -96,6 +99,12 @@ def make(family: str, scope: str, work: Path) -> dict[str, Path]:
     if not ours.exists():
         run_cli("quantize", source, ours, "--scope", scope, "--force").ok()
     return {"source": source, "ours": ours}
+
+
+def recipe_of(artifact: Path) -> str:
+    """Return the family that an artifact was made as."""
+    recipe: str = json.loads((artifact / MANIFEST_NAME).read_text())["model"]["recipe"]
+    return recipe
 
 
 def load(python: Path, made: dict[str, dict[str, Path]], work: Path, results: Any) -> None:

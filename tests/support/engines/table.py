@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mxconvert.recipes.engines import Engine, refusal
+
 _MISSING = ("does not recognize this architecture", "vLLM has no other way to handle it")
 
 
@@ -47,8 +49,18 @@ def table(results: dict[str, Any]) -> str:
 
 
 def exit_status(results: dict[str, Any]) -> int:
-    """Return 1 if something that vLLM loaded differs, or if served tokens do."""
+    """Return 1 if vLLM loads something otherwise than is claimed, or served tokens differ."""
     for found in results["families"].values():
-        if found.get("vllm", {}).get("wrong") or found.get("served", {}).get("equal") is False:
+        if found.get("served", {}).get("equal") is False or _contradicts(found):
             return 1
     return 0
+
+
+def _contradicts(found: dict[str, Any]) -> bool:
+    """Whether vLLM refuses what it is said to load, loads what it is not, or loads it wrongly."""
+    result = found.get("vllm")
+    if result is None or result.get("stage") == "source":  # not ours to load
+        return False
+    loads = not result.get("error")
+    claimed = refusal(Engine.VLLM, found["recipe"]) is None
+    return bool(result.get("wrong")) or loads != claimed
