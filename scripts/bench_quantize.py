@@ -146,6 +146,7 @@ def cost_of_statistics(work: Path, args: argparse.Namespace) -> dict[str, object
 FIGURES: dict[str, Callable[[tuple[Usage, float]], float]] = {
     "process wall": lambda run: run[0].wall_s,
     "process CPU": lambda run: run[0].cpu_s,
+    "process user time": lambda run: run[0].user_s,
     "conversion wall": lambda run: run[1],
 }
 

@@ -9,7 +9,7 @@ and each layer of experts, tensors left aside and parameters left as they were l
 ``--serve`` vLLM and transformers continue prompts with our decoded weights.
 
 Needs transformers (``pip install '.[interop]'``), 4 GB for vLLM's environment, which is made at
-the first run, and about half a minute for a family. The results are in docs/models.md.
+the first run, and a few seconds for a family. The results are in docs/models.md.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class Usage:
         status: Exit status; negative: the signal that ended it.
         wall_s: From start to end, start-up included.
         cpu_s: User and system time of it and of all descendants that were waited for.
+        user_s: The user time of that; system time swings with what pages cost.
         peak_bytes: Largest resident memory that any single process among them ever had, as
             the kernel keeps it (VmHWM), looked up every 20 ms: what a process gains in its
             last moment is missed. Not ``ru_maxrss``, which counts the parent's memory too.
@@ -36,6 +37,7 @@ class Usage:
     status: int
     wall_s: float
     cpu_s: float
+    user_s: float
     peak_bytes: int
     tree_peak_bytes: int
 
@@ -79,6 +81,7 @@ def run_process(
         status=child.returncode,
         wall_s=wall,
         cpu_s=usage.ru_utime + usage.ru_stime,
+        user_s=usage.ru_utime,
         peak_bytes=watch.peak,
         tree_peak_bytes=max(watch.peak, watch.tree_peak),
     )
