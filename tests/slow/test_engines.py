@@ -1,4 +1,4 @@
-"""What docs/models.md says of engines and releases, against their code: a quarter of an hour, 6 GB."""
+"""What docs/models.md says of engines and releases, against their code: some 15 minutes, 6 GB."""
 
 from __future__ import annotations
 
