@@ -2,7 +2,8 @@
 
 Plain ``pytest`` runs the fast tier; ``--slow`` adds tests that take minutes. ``--interop``
 runs, instead of all others, those that need torch and the libraries that read our output:
-torch's memory and threads stay out of the other tests.
+torch's memory and threads stay out of the other tests. With ``TRITON_INTERPRET=1`` in the
+environment only the tests of kernels run, and Triton's interpreter is their only backend.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.kernels.interpreter import INTERPRETING
 from tests.support import Model, bf16_model
 from tests.support.runs import Reference, make_reference
 
@@ -40,13 +42,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted, left = [], []
     for item in items:
-        interop = item.get_closest_marker("interop") is not None
-        (wanted if interop == config.getoption("--interop") else left).append(item)
+        (wanted if _is_wanted(item, config) else left).append(item)
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="needs --slow"))
     if left:
         items[:] = wanted
         config.hook.pytest_deselected(items=left)
+
+
+def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether a test belongs to this run: each needs a process of its own kind."""
+    interop, interpreter = (
+        item.get_closest_marker(name) is not None for name in ("interop", "interpreter")
+    )
+    if INTERPRETING:
+        return not interop and (interpreter or "triton" in item.nodeid.partition("[")[2])
+    return not interpreter and interop == config.getoption("--interop")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -52,8 +52,12 @@ def test_the_base_install_asks_for_nothing_heavy() -> None:
     assert not names & HEAVY
 
 
+GPU_ONLY = tuple(f"mxconvert_kernels.gpu.{name}" for name in ("backend", "device", "launch"))
+"""Imported when a GPU is asked for, and then with a message that names the extra."""
+
+
 def test_importing_everything_needs_only_the_base_install() -> None:
-    """Every module imports with the heavy libraries blocked."""
+    """Every other module imports with the heavy libraries blocked."""
     code = f"""
 import importlib, pkgutil, sys
 for name in {sorted(HEAVY)!r}:
@@ -61,7 +65,7 @@ for name in {sorted(HEAVY)!r}:
 import mxconvert, mxconvert_kernels
 for package in (mxconvert, mxconvert_kernels):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and module.name not in {GPU_ONLY!r}:
             importlib.import_module(module.name)
 """
     path = f"{ROOT}:{ROOT / 'kernels'}"

@@ -10,7 +10,7 @@ from mxconvert_kernels.reference import ReferenceBackend
 if TYPE_CHECKING:
     from mxconvert_kernels.spec import Backend
 
-BackendName: TypeAlias = Literal["auto", "llvm", "numpy", "reference"]
+BackendName: TypeAlias = Literal["auto", "llvm", "numpy", "reference", "triton"]
 
 _lock: Final = threading.Lock()
 _backends: Final[dict[str, Backend]] = {}
@@ -55,7 +55,7 @@ def explain_backend(name: BackendName = "auto") -> str:
         return str(error)
     if name == "auto" and backend.name != "llvm":
         return f"{backend.name}: {_in_one_line(_failures['llvm'])}"
-    return f"{backend.name}: {_describe(backend.name)}"
+    return f"{backend.name}: {_describe(backend)}"
 
 
 def _make_once(name: str) -> Backend:
@@ -85,15 +85,26 @@ def _make(name: str) -> Backend:
         except (ImportError, OSError) as error:
             raise ImportError(f"llvmlite cannot be imported ({error})") from error
         return LlvmBackend()
-    raise ValueError(f"backend: expected auto, llvm, numpy or reference, found {name!r}")
+    if name == "triton":
+        try:
+            from mxconvert_kernels.gpu.backend import TritonBackend  # noqa: PLC0415
+        except (ImportError, OSError) as error:
+            raise ImportError(f"torch and triton cannot be imported ({error})") from error
+        return TritonBackend()
+    raise ValueError(f"backend: expected auto, llvm, numpy, reference or triton, found {name!r}")
 
 
 def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _describe(name: str) -> str:
+def _describe(backend: Backend) -> str:
     """What a working backend consists of."""
+    name = backend.name
+    if name == "triton":
+        from mxconvert_kernels.gpu.backend import TritonBackend  # noqa: PLC0415
+
+        return backend.describe() if isinstance(backend, TritonBackend) else name
     if name == "llvm":
         from mxconvert_kernels.llvm.jit import describe_host  # noqa: PLC0415
 

@@ -6,7 +6,11 @@ import pytest
 from mxconvert_kernels import Backend, FloatType, ScaleRule, get_backend
 from mxconvert_kernels.spec import WHOLE_TYPES
 
-BACKENDS = ("llvm", "numpy", "reference")
+from tests.kernels.interpreter import INTERPRETING, fuse_multiply_add
+
+BACKENDS = ("triton",) if INTERPRETING else ("llvm", "numpy", "reference")
+if INTERPRETING:
+    fuse_multiply_add()
 
 
 @pytest.fixture(params=BACKENDS)

@@ -192,7 +192,9 @@ def test_auto_is_llvm():
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match="expected auto, llvm, numpy or reference, found 'cuda'"):
+    with pytest.raises(
+        ValueError, match="expected auto, llvm, numpy, reference or triton, found 'cuda'"
+    ):
         get_backend("cuda")
     with pytest.raises(ValueError, match="'cuda'"):
         explain_backend("cuda")
