@@ -125,6 +125,8 @@ def test_progress_begins_the_time_anew(clock: Clock) -> None:
     """A body that breaks off again and again, but each time later, is read to its end."""
 
     class Body:
+        skip = 0
+
         def __init__(self) -> None:
             self.left = 1
 

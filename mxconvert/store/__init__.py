@@ -21,6 +21,7 @@ from mxconvert.store.client import (
     Client,
     ClientOptions,
     Counters,
+    RangeIgnored,
 )
 from mxconvert.store.open import open_store
 from mxconvert.store.options import Checksum, StoreOptions, parse_store_options
@@ -44,6 +45,7 @@ __all__ = [
     "PartBody",
     "PartLimits",
     "PartStore",
+    "RangeIgnored",
     "Store",
     "StoreOptions",
     "StoreURL",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -95,6 +96,8 @@ class Client:
         self.options = options
         self.counters = Counters()
         self.gate = Gate(options.jobs)
+        self.ignores_ranges = False
+        """Whether the store has sent a whole object where a range was asked for."""
         self._rate = RateLimit(options.limit_rate)
         self._report = report
         self._stop = stop or StopToken()
@@ -201,7 +204,13 @@ class Client:
         return self.call(lambda: list(self.store.folders()))
 
     def pieces(
-        self, key: str, begin: int, end: int, etag: str | None = None
+        self,
+        key: str,
+        begin: int,
+        end: int,
+        etag: str | None = None,
+        *,
+        in_ranges: bool = False,
     ) -> Iterator[bytes | memoryview]:
         """Yield bytes ``[begin, end)`` in order, at most `PIECE_SIZE` at once.
 
@@ -209,8 +218,17 @@ class Client:
 
         A body that breaks off is taken up again at the byte where it broke.
 
+        Args:
+            key: Of the object.
+            begin: First byte.
+            end: Byte after the last one.
+            etag: The tag that the object must have.
+            in_ranges: Whether the caller fetches the object in many ranges, and would
+                rather know that the store sends it from its first byte each time.
+
         Raises:
             StoreError: As `call`; ``CHANGED`` when the object no longer has ``etag``.
+            RangeIgnored: The store does so, with ``in_ranges``; nothing was read.
         """
         attempts = _Attempts(self)
         while begin < end:
@@ -218,33 +236,34 @@ class Client:
                 with self.gate.slot(self.check) as queued:
                     attempts.queued(queued)
                     self.counters.add(requests=1)
-                    for piece in self._body(key, begin, end, etag):
-                        self.check()
-                        attempts.progressed()
-                        begin += len(piece)
-                        self.moved(bytes_in=len(piece))
-                        yield piece
+                    with contextlib.closing(self.store.open(key, begin, end, etag)) as body:
+                        if body.skip and in_ranges:
+                            self.ignores_ranges = True
+                            raise RangeIgnored
+                        for _ in self._read(key, body, body.skip):
+                            pass  # fetched, but no progress: that would never end
+                        for piece in self._read(key, body, end - begin):
+                            begin += len(piece)
+                            yield piece
+                            attempts.progressed()
             except StoreError as error:
                 attempts.failed(error)
             else:
                 self.gate.succeeded()
 
-    def _body(
-        self, key: str, begin: int, end: int, etag: str | None
-    ) -> Iterator[bytes | memoryview]:
-        body: Body = self.store.open(key, begin, end, etag)
-        try:
-            while begin < end:
-                piece = body.read(min(end - begin, PIECE_SIZE))
-                if not piece:
-                    raise StoreError(
-                        StoreFault.TRANSIENT,
-                        f"{self.store.url(key)}: the body ended {end - begin} bytes early",
-                    )
-                begin += len(piece)
-                yield piece
-        finally:
-            body.close()
+    def _read(self, key: str, body: Body, left: int) -> Iterator[bytes | memoryview]:
+        """Yield the next ``left`` bytes of a body."""
+        while left:
+            piece = body.read(min(left, PIECE_SIZE))
+            self.check()
+            if not piece:
+                raise StoreError(
+                    StoreFault.TRANSIENT,
+                    f"{self.store.url(key)}: the body ended {left} bytes early",
+                )
+            left -= len(piece)
+            self.moved(bytes_in=len(piece))
+            yield piece
 
     def take_rate(self, num_bytes: int) -> None:
         """Wait until ``num_bytes`` may be sent."""
@@ -268,6 +287,10 @@ class Client:
 
 class Abandoned(Exception):  # noqa: N818  (ends a thread quietly; another one has the error)
     """Another thread of the same transfer has failed."""
+
+
+class RangeIgnored(Exception):  # noqa: N818  (nothing failed: there is another way)
+    """The store sends an object from its first byte, whatever range is asked for."""
 
 
 class _Attempts:

@@ -114,11 +114,7 @@ class S3Store(Uploads):
             ) from error
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
-        """See `Store.open`.
-
-        A store that ignores the range and sends the whole object is read from its
-        beginning, and what comes before ``begin`` is dropped.
-        """
+        """See `Store.open`."""
         answer = self._call(
             "get_object",
             key,
@@ -298,20 +294,15 @@ class S3Body:
     """The bytes of one answer."""
 
     def __init__(self, body: Any, where: str, skip: int) -> None:
+        self.skip = skip
         self._body = body
         self._where = where
-        self._skip = skip
 
     def read(self, most: int, /) -> bytes:
         """See `Body.read`."""
         with translated(self._where):
-            while self._skip:
-                dropped = len(self._body.read(min(self._skip, most)))
-                if not dropped:
-                    return b""
-                self._skip -= dropped
             data: bytes = self._body.read(most)
-            return data
+        return data
 
     def close(self) -> None:
         """See `Body.close`."""
