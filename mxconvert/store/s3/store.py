@@ -141,8 +141,15 @@ class S3Store(Uploads):
         )
 
     def get(self, key: str, limit: int) -> Blob:
-        """See `Store.get`."""
-        answer = self._call("get_object", key, Key=self._full(key))
+        """See `Store.get`; botocore compares the bytes with a checksum if the store has one."""
+        answer = self.checked(
+            lambda checks: self._call(
+                "get_object",
+                key,
+                Key=self._full(key),
+                ChecksumMode="ENABLED" if checks else None,
+            )
+        )
         body, size = answer["Body"], answer.get("ContentLength", 0)
         with translated(self.url(key)), contextlib.closing(body):
             data = b"" if size > limit else _read_whole(body, limit)
