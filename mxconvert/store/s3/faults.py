@@ -50,7 +50,7 @@ _BY_CODE: Mapping[str, StoreFault] = {
         (_TRANSIENT, StoreFault.TRANSIENT),
         (_DENIED, StoreFault.DENIED),
         (_MISSING, StoreFault.MISSING),
-        (_CHANGED, StoreFault.CHANGED),
+        (_CHANGED | _BAD_PARTS, StoreFault.CHANGED),
         (_CORRUPT, StoreFault.CORRUPT),
         (_UNSUPPORTED, StoreFault.UNSUPPORTED),
         (frozenset({"NoSuchBucket"}), StoreFault.NO_BUCKET),
