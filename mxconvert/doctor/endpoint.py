@@ -15,7 +15,7 @@ from mxconvert.remote import PROBE
 from mxconvert.store import Condition, Identity, RangeIgnored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from mxconvert.store import Client, ObjectInfo, PartStore
 
@@ -80,16 +80,15 @@ def examine_endpoint(client: Client) -> EndpointReport:
     report = EndpointReport(client.store.label)
     keys = [f"{PROBE}{uuid.uuid4().hex}" for _ in range(3)]
     try:
-        _try_object(client, keys[0], report)
-        _try_ranges(client, keys[0], report)
-        _try_conditions(client, keys[1], report)
-        _try_copy(client, keys[0], keys[2], report)
-        _try_parts(client, keys[2], report)
-        _try_listing(client, keys[0], report)
+        with client.temporary(keys):
+            _try_object(client, keys[0], report)
+            _try_ranges(client, keys[0], report)
+            _try_conditions(client, keys[1], report)
+            _try_copy(client, keys[0], keys[2], report)
+            _try_parts(client, keys[2], report)
+            _try_listing(client, keys[0], report)
     except StoreError as error:
         report.obstacle = error
-    finally:
-        _remove(client, keys)
     report.consequences = list(_consequences(report))
     return report
 
@@ -237,14 +236,6 @@ def _try_listing(client: Client, key: str, report: EndpointReport) -> None:
         report.note("list", works=False, detail=error.message)
         return
     report.note("list", found, "" if found else "what was just written is not listed")
-
-
-def _remove(client: Client, keys: Iterable[str]) -> None:
-    for key in keys:
-        try:
-            client.delete(key)
-        except StoreError:  # of a store that took nothing, or lets nobody delete
-            continue
 
 
 _MEANS: tuple[tuple[str, str, str], ...] = (

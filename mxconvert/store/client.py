@@ -16,7 +16,7 @@ from mxconvert.store.base import PartStore
 from mxconvert.store.gate import Gate, RateLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from mxconvert.events import Reporter
@@ -194,6 +194,24 @@ class Client:
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         self.call(self.store.delete, key)
+
+    @contextlib.contextmanager
+    def temporary(self, keys: Sequence[str]) -> Iterator[None]:
+        """Delete objects at the end, as far as the store lets us.
+
+        After a failure that is tried once: a store that does not answer would otherwise
+        be waited for again, for each of them.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                for key in keys:
+                    self.store.delete(key)
+            raise
+        for key in keys:
+            with contextlib.suppress(StoreError):  # who may write may not always delete
+                self.delete(key)
 
     def objects(self, prefix: str) -> list[ObjectInfo]:
         """See `Store.objects`."""
