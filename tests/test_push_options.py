@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.push_base import WRITES, Site, changed_sidecar, gaps, manifest_size, most_at_once
-from tests.support import fail_cleanly, run_cli, start_cli
+from tests.support import fail_cleanly, run_cli, shell, start_cli
 from tests.support.faults import Respond, access_denied, closed_endpoint, expired_token
 from tests.support.large import INDEX, PART, LargeArtifact, json_lines, metrics, summary
 
@@ -84,6 +84,17 @@ def test_limit_rate(site: Site, large: LargeArtifact) -> None:
     site.push(large, "--limit-rate", "8MB", "--no-latest").ok()
     rest = large.payload - PART - PART
     assert time.monotonic() - begin >= rest / 8e6
+
+
+def test_limit_rate_of_a_file_sent_as_a_whole(large: LargeArtifact, tmp_path: Path) -> None:
+    """To a folder: the bytes of a file are spread over time, and shown as they go."""
+    begin = time.monotonic()
+    options = ("--limit-rate", "8MB", "--jobs", "1", "--json")
+    result = shell("push", large.folder, tmp_path / "store", *options).ok()
+    assert time.monotonic() - begin >= (large.payload - 2**20) / 8e6 - 0.1
+    first = json_lines(result, "progress")[0]
+    assert first["bytes_done"] == 2**20 < large.files[large.largest]
+    assert summary(result)["sent_bytes"] == sum(large.files.values()) + manifest_size(large)
 
 
 def test_one_job(site: Site, large: LargeArtifact) -> None:
@@ -171,6 +182,25 @@ def test_metrics_file(site: Site, large: LargeArtifact, tmp_path: Path) -> None:
     assert found["requests_total"] == len(site.proxy.settle())
     assert found["seconds"] > 0
     assert [each.name for each in tmp_path.iterdir()] == ["push.prom"]
+
+
+def test_metrics_go_on_while_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transfer that waits for its store has no events; its retries are in the file."""
+    from mxconvert.store import Counters
+    from mxconvert.transfer import metrics as module
+
+    monkeypatch.setattr(module, "_EVERY_SECONDS", 0.01)
+    counters, path = Counters(), tmp_path / "m"
+    file = module.MetricsFile(path, "pull", counters, lambda _: None)
+    counters.add(retries=3)
+    end = time.monotonic() + 20
+    while metrics(path.read_text())["mxconvert_transfer_retries_total"] != 3:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    file.finish(success=True)
+    assert metrics(path.read_text())["mxconvert_transfer_success"] == 1
 
 
 def test_metrics_of_a_push_that_fails(site: Site, large: LargeArtifact, tmp_path: Path) -> None:

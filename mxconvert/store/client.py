@@ -49,7 +49,10 @@ _REPEATABLE = frozenset(
 
 @dataclass(slots=True)
 class Counters:
-    """What has crossed the wire so far. Bytes are payload, of whole and of failed requests."""
+    """What has crossed the wire so far.
+
+    Bytes are payload: received, also of requests that failed; sent, in whole parts.
+    """
 
     requests: int = 0
     retries: int = 0
@@ -151,7 +154,19 @@ class Client:
             StoreError: Something that does not pass, or no progress for ``retry_for``.
             Interrupted: The command was asked to end.
         """
+        return self._repeat(_Attempts(self), work, *arguments)
+
+    def send(self, work: Callable[[Callable[[int], None]], Result]) -> Result:
+        """Do a request whose body takes a while, as `call`.
+
+        Args:
+            work: Makes the request; its argument is to be called with the bytes of the
+                body that are gone. More than in any try before is progress.
+        """
         attempts = _Attempts(self)
+        return self._repeat(attempts, work, attempts.reached)
+
+    def _repeat(self, attempts: _Attempts, work: Callable[..., Result], *arguments: Any) -> Result:
         while True:
             try:
                 with self.gate.slot(self.check) as queued:
@@ -317,6 +332,7 @@ class _Attempts:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._count = 0
+        self._furthest = 0
         self._progress_at = time.monotonic()
 
     @property
@@ -327,6 +343,12 @@ class _Attempts:
         """Note that the request has got further: the next failure is a first one."""
         self._count = 0
         self._progress_at = time.monotonic()
+
+    def reached(self, position: int) -> None:
+        """Note how far a body has been sent: whether it was taken shows at its end only."""
+        if position > self._furthest:
+            self._furthest = position
+            self._progress_at = time.monotonic()
 
     def queued(self, seconds: float) -> None:
         """Note that the request could not be tried for a while because of others."""

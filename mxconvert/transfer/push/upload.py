@@ -20,7 +20,7 @@ from mxconvert.transfer.push.existing import is_there, says_the_same
 from mxconvert.transfer.push.options import Outcome, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from mxconvert.events import Reporter
     from mxconvert.manifest import FileEntry
@@ -152,12 +152,28 @@ class FilePush:
 
     def _send_whole(self) -> None:
         client, entry = self._context.client, self._entry
-        client.take_rate(entry.size)
         with self._context.artifact.open(entry) as fd:
             body = FileRange(fd, entry, 0, entry.size, self._context.chunk_size)
-            client.call(lambda: client.store.upload(self._key, body.pieces(), self._identity))
-        client.moved(bytes_out=entry.size)
+
+            def attempt(reached: Callable[[int], None]) -> None:
+                body.reached = reached
+                try:
+                    client.store.upload(self._key, self._paced(body), self._identity)
+                except BaseException:
+                    self._advance(-self._advanced)  # nothing of it is there
+                    raise
+
+            client.send(attempt)
         self._confirm()
+
+    def _paced(self, body: FileRange) -> Iterator[memoryview]:
+        """Yield a body's pieces at the rate that is asked for; tell of them as they go."""
+        client = self._context.client
+        for piece in body.pieces():
+            client.take_rate(len(piece))
+            yield piece
+            client.moved(bytes_out=len(piece))
+            self._advance(len(piece))
 
     # ------------------------------------------------------------------------- in parts
 
@@ -262,8 +278,9 @@ class FilePush:
         with self._context.artifact.open(self._entry) as fd:
             body = FileRange(fd, self._entry, begin, end, self._context.chunk_size)
 
-            def attempt() -> Part:
+            def attempt(reached: Callable[[int], None]) -> Part:
                 body.seek(0)
+                body.reached = reached
                 try:
                     part = self._parts.upload_part(self._key, state.upload, number, body, crc)
                 except StoreError as error:
@@ -274,7 +291,7 @@ class FilePush:
                 return part
 
             try:
-                part = client.call(attempt)
+                part = client.send(attempt)
             except StoreError as error:
                 return self._restart(state, error)
         client.moved(bytes_out=end - begin)
