@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.push_base import WRITES, Site, changed_sidecar, gaps, manifest_size, most_at_once
-from tests.support import fail_cleanly, run_cli, shell, start_cli
+from tests.support import fail_cleanly, run_cli, shell, snapshot, start_cli
+from tests.support.cli import environment
 from tests.support.faults import Respond, access_denied, closed_endpoint, expired_token
 from tests.support.large import INDEX, PART, LargeArtifact, json_lines, metrics, summary
 
@@ -269,3 +274,39 @@ def test_what_a_store_cannot_do_is_refused(
     result = run_cli("push", reference.target, tmp_path / "store", *option)
     fail_cleanly(result, 2, option[0])
     assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------- the streams
+
+
+@pytest.mark.parametrize(
+    ("redirect", "status"), [("", 1), (">/dev/full", 7), (">&-", 0), ("<&- >&- 2>&-", 0)]
+)
+@pytest.mark.parametrize("name", ["push", "pull"])
+def test_where_the_output_goes(
+    large: LargeArtifact, tmp_path: Path, name: str, redirect: str, status: int
+) -> None:
+    """Trouble with it is not told as trouble with the folder; closed streams are no trouble."""
+    places: tuple[object, ...] = (large.folder, tmp_path / "store")
+    if name == "pull":
+        shell("push", *places).ok()
+        places = (tmp_path / "store", tmp_path / "target")
+    command = [sys.executable, "-m", "mxconvert", name, *map(str, places), "--json"]
+    reading, writing = os.pipe()
+    os.close(reading)  # what reads the output has ended
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join(command)} {redirect}"],
+        env=environment(),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == status, done.stderr
+    assert ("cannot write the output: No space left on device" in done.stderr) == (status == 7)
+    assert str(tmp_path) not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+    if status == 0 and name == "pull":
+        assert snapshot(tmp_path / "target") == large.digests

@@ -87,6 +87,21 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
     sys.stdout.flush()
 
 
+def open_missing_streams() -> None:
+    """Put /dev/null in the place of standard streams that were closed before the start.
+
+    Otherwise the next file that is opened gets the number of one of them, and whatever a
+    library writes to its standard error goes into that file.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 def tolerate_any_text() -> None:
     """Let stdout escape what its encoding lacks, as stderr does; names can be anything."""
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -115,7 +115,10 @@ class FilePull:
 
     def _is_right_on_disk(self, index: int) -> bool:
         self._context.client.check()
-        return is_chunk_right(self._fd, self._entry, index, self._context.chunk_size)
+        try:
+            return is_chunk_right(self._fd, self._entry, index, self._context.chunk_size)
+        except OSError as error:
+            raise local_error(error, self._path) from error
 
     def _range(self, index: int) -> tuple[int, int]:
         return self._entry.chunk_range(index, self._context.chunk_size)
@@ -331,9 +334,13 @@ class FilePull:
         return self._finished()
 
     def _compare_sha256(self) -> None:
-        if self._context.sha256:
-            where = f"{self._url} as {self._path}"
+        if not self._context.sha256:
+            return
+        where = f"{self._url} as {self._path}"
+        try:
             compare_sha256(self._fd, self._entry, where, self._context.client.check, _TAMPERED)
+        except OSError as error:
+            raise local_error(error, self._path) from error
 
     def _advance(self, num_bytes: int, *, resumed: bool = False) -> None:
         if resumed:
