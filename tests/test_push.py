@@ -102,6 +102,21 @@ def test_parts_of_other_bytes_are_not_kept(site: Site, large: LargeArtifact) -> 
     site.assert_published(large)
 
 
+def test_a_file_that_is_removed_during_the_push(site: Site, large: LargeArtifact) -> None:
+    """By a `gc` that saw it as left over: no manifest without it; the next push sends it."""
+    key = site.base(large) + "config.json"
+    gone = Call(lambda _: site.s3.delete(site.bucket, key))
+    refusal = site.proxy.add(access_denied(), "PutObject", key=f"*/{INDEX}")
+    site.fails(large, 6, INDEX, "AccessDenied")
+    site.proxy.remove(refusal)
+    smallest = min(large.files, key=lambda path: large.files[path])  # the last of them
+    site.proxy.add(gone, "HeadObject", key=f"*/{smallest}", times=1)
+    says = (key, "was removed during the push", "run the same command again")
+    site.fails(large, 6, *says, options=("--jobs", "1"))
+    site.push(large).ok()
+    site.assert_published(large)
+
+
 def _begun(site: Site, large: LargeArtifact, size: int) -> str:
     """Begin an upload of the largest file with a first part of so many bytes; return its id."""
     client: Any = site.s3.client()

@@ -173,6 +173,17 @@ class Store(Protocol):
 
 
 @runtime_checkable
+class FileStore(Protocol):
+    """A store whose writers leave files of their own behind when they are killed."""
+
+    def partials(self) -> Iterator[ObjectInfo]:
+        """Yield these files; their keys are no keys of objects."""
+
+    def drop_partial(self, key: str) -> bool:
+        """Remove one, unless it is being written; return whether it is gone."""
+
+
+@runtime_checkable
 class CommitStore(Protocol):
     """A store that is written in commits of many files."""
 

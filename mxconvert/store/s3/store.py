@@ -336,6 +336,7 @@ def _info(key: str, answer: dict[str, Any], size: int) -> ObjectInfo:
         etag=answer.get("ETag"),
         crc64nvme=to_hex(crc) if crc and whole else None,
         sha256=answer.get("Metadata", {}).get(_SHA256),
+        modified=answer["LastModified"].timestamp() if "LastModified" in answer else None,
     )
 
 

@@ -121,6 +121,24 @@ class FilePush:
             return self._finished(Outcome.SENT)
         return self._begin_parts(plan)
 
+    def look(self) -> Iterable[Task]:
+        """Make sure that the file is there.
+
+        Raises:
+            StoreError: It is not.
+        """
+        try:
+            self._confirm()
+        except StoreError as error:
+            if error.fault is not StoreFault.MISSING:
+                raise
+            raise StoreError(
+                StoreFault.CHANGED,
+                f"{error.message}: it was removed during the push",
+                hint="let no `mxconvert gc` run meanwhile, and run the same command again",
+            ) from error
+        return ()
+
     def _plan(self) -> PartPlan | None:
         parts = self._context.client.parts
         if parts is None:
@@ -371,7 +389,7 @@ class FilePush:
         resumed = max(0, self._entry.size - self._sent) if by_others else 0
         self._advance(self._entry.size - self._advanced)
         self._context.tell_of_checksums()
-        self._context.tally.add(outcome, self._entry.size, resumed)
+        self._context.tally.add(self._entry.path, outcome, self._entry.size, resumed)
         self._context.report(FileFinished(path=self._entry.path, size_bytes=self._entry.size))
         failpoints.hit("push.file-finished")
         return ()
