@@ -144,6 +144,25 @@ def test_encryption_options(site: Site, large: LargeArtifact) -> None:
     assert first.headers.get("x-amz-server-side-encryption-aws-kms-key-id") == "key-1"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--limit-rate", "0", "--limit-rate '0' is not a size"),
+        ("--limit-rate", "", "--limit-rate '' is not a size"),
+        ("--part-size", "", "--part-size '' is not a size"),
+        ("--retry-for", "soon", "--retry-for 'soon' is not a time span"),
+        ("--store-option", "part_count=inf", "part_count=inf: expected a number above 0"),
+        ("--store-option", "part_count=2.5", "part_count=2.5: expected a whole number above 0"),
+        ("--store-option", "max_object_size=nan", "max_object_size=nan: expected a number"),
+        ("--store-option", "read_timeout=-1", "read_timeout=-1: expected a number above 0"),
+        ("--store-option", "anonymous=perhaps", "anonymous=perhaps: expected true or false"),
+    ],
+)
+def test_bad_values_are_refused(large: LargeArtifact, option: str, value: str, says: str) -> None:
+    """By the name of the option, before anything is asked of the store."""
+    fail_cleanly(shell("push", large.folder, "s3://bucket/m", option, value), 2, says)
+
+
 def test_unknown_option_is_refused(site: Site, large: LargeArtifact) -> None:
     """By name, with the nearest known one; its value may be a secret."""
     result = site.push(large, "--store-option", "storage_clas=SECRETIVE")

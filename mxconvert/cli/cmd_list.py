@@ -125,7 +125,7 @@ def gc(
     del debug
     from mxconvert.transfer.garbage import find_leftovers, remove_leftovers
 
-    grace, stop = runtime.parse_duration(older_than), runtime.state.stop
+    grace, stop = runtime.parse_duration(older_than, "--older-than"), runtime.state.stop
     with (
         open_display(json_lines=json, quiet=quiet) as display,
         s.open_client(

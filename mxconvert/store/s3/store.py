@@ -44,8 +44,8 @@ class S3Store(Uploads):
         self._options = options
         self.sends_checksums = options.checksum is not Checksum.WHEN_REQUIRED
         self.limits = PartLimits(
-            count=int(options.number("part_count", 10_000)),
-            object_size=int(options.number("max_object_size", _LARGEST)),
+            count=options.count("part_count", 10_000),
+            object_size=options.count("max_object_size", _LARGEST),
         )
         self._has_tags = True
         self._payer = "requester" if options.flag("requester_pays") else None

@@ -77,7 +77,8 @@ def plan_push(
     if part_size is not None and largest > part_size:
         message = (
             f"parts of up to {largest} bytes instead of {part_size}: they are multiples of "
-            f"{chunk_size}, and an object has at most {limits.count}"
+            f"{chunk_size}, the store takes {limits.smallest} at least, and an object has at most "
+            f"{limits.count}"
         )
         report(Notice(severity="info", code="part-size-raised", message=message))
     return [
