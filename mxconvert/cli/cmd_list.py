@@ -119,8 +119,8 @@ def gc(
 ) -> None:
     """List what stopped pushes left at a store; remove it with --delete.
 
-    Unfinished multipart uploads, objects of versions that never got their manifest, and
-    probes. A version with a manifest is never touched.
+    Unfinished multipart uploads, objects of versions that never got their manifest, files
+    that were being written, and probes. A version with a manifest is never touched.
     """
     del debug
     from mxconvert.transfer.garbage import find_leftovers, remove_leftovers
