@@ -44,7 +44,7 @@ def read(store: Store, key: str, begin: int, end: int, etag: str | None = None) 
             found += piece
     finally:
         body.close()
-    return bytes(found)
+    return bytes(found[body.skip :])
 
 
 def fault(work, *arguments) -> StoreFault:

@@ -10,6 +10,7 @@ import pytest
 
 from mxconvert.manifest import MANIFEST_NAME
 from tests.pull_base import (
+    CHUNK,
     COMMANDS,
     PREFIX,
     QUICK,
@@ -29,7 +30,9 @@ from tests.support import fail_cleanly, shell
 from tests.support.faults import (
     Action,
     Call,
+    CutBody,
     EmptyPage,
+    Flip,
     IgnoreConditions,
     IgnoreRange,
     NeverAnswer,
@@ -260,6 +263,39 @@ def test_store_that_ignores_ranges(place: Place, made: Published, *, begun: bool
     assert rule.fired > 1
 
 
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_files_come_in_one_stream_where_ranges_are_ignored(place: Place, jobs: int) -> None:
+    """Or each of many requests would have the store send the file from its first byte."""
+    others = {f"model-{number}.bin": noise(9 * CHUNK, number) for number in range(2)}
+    made = place.publish(small_files(80 * CHUNK + 77) | others)
+    place.proxy.add(IgnoreRange(), "GetObject", header="range")
+    place.pull(None, "-j", jobs).ok()
+    made.assert_whole(place.target)
+    asked = place.proxy.requests("GetObject", key=f"*/{WEIGHTS}")
+    assert len(asked) <= jobs + 2  # the first one, those under way when one showed it, the stream
+    if jobs == 1:  # what is known by then holds for the files that follow
+        assert len(place.proxy.requests("GetObject", key="*.bin")) == 2
+
+
+def test_one_stream_that_breaks_off(place: Place) -> None:
+    """Goes on at the byte where it broke; what is dropped on the way is no progress."""
+    made = place.publish(small_files(20 * CHUNK + 77))
+    place.proxy.add(IgnoreRange(), "GetObject", header="range")
+    place.proxy.add(CutBody(), "GetObject", key=f"*/{WEIGHTS}", skip=2, times=1)
+    place.pull(None, "-j", 1, "--retry-for", "20s").ok()
+    made.assert_whole(place.target)
+
+
+def test_one_stream_with_a_flipped_bit(place: Place) -> None:
+    """Only the chunk is written again."""
+    made = place.publish(small_files(20 * CHUNK + 77))
+    place.proxy.add(IgnoreRange(), "GetObject", header="range")
+    place.proxy.add(Flip(10 * CHUNK), "GetObject", key=f"*/{WEIGHTS}", skip=2, times=1)
+    found = summary(place.pull(None, "--json", "-j", 1))
+    made.assert_whole(place.target)
+    assert found["refetched_chunks"] == 1
+
+
 def test_complete_partial_file(place: Place, made: Published) -> None:
     """Asks for nothing: there is no range behind the end, no 416."""
     assert place.run("-j", "1", env=arm("pull.before-sync=kill")).status == -9
@@ -347,6 +383,8 @@ def test_tls_that_never_completes(place: Place, reference: Reference, name: str)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_server_that_is_not_there(place: Place, reference: Reference, name: str) -> None:
     endpoint = closed_endpoint()
-    options = (f"--store-option=endpoint={endpoint}", "--retry-for", "1s")
+    options = (f"--store-option=endpoint={endpoint}", "--retry-for", "3s")
+    begin = time.monotonic()
     result = command(name, place, reference.target, place.url(), *options)
     fail_cleanly(result, 6, endpoint, "refused", "s without progress")
+    assert time.monotonic() - begin < 2 * 3  # not once more for each probe that is removed

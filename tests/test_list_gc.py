@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import time
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ from tests.support.faults.listing import edit
 from tests.support.runs import events
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from xml.etree import ElementTree as ET
 
     from tests.support import Result
@@ -39,30 +43,40 @@ _SPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
 class Aged(Action):
-    """Let listings say that keys are hours old."""
+    """Let listings and heads say that keys are hours old, unless written since."""
 
     def __init__(self, hours: dict[str, float]) -> None:
         self.hours = hours
+        self.since = datetime.now(UTC)
 
     def response(self, exchange: Exchange, response: Response) -> None:
-        edit(response, self._age)
+        if not exchange.request.key:
+            edit(response, self._age)
+            return
+        written, then = response.headers.get("last-modified"), self._then(exchange.request.key)
+        if written and then and parsedate_to_datetime(written) <= self.since:
+            response.headers.set("last-modified", format_datetime(then, usegmt=True))
+
+    def _then(self, key: str) -> datetime | None:
+        hours = next((h for glob, h in self.hours.items() if fnmatchcase(key, glob)), None)
+        return None if hours is None else datetime.now(UTC) - timedelta(hours=hours)
 
     def _age(self, root: ET.Element) -> None:
         for entry in (*root.iter(f"{_SPACE}Contents"), *root.iter(f"{_SPACE}Upload")):
             key = entry.findtext(f"{_SPACE}Key") or ""
-            hours = next((h for glob, h in self.hours.items() if fnmatchcase(key, glob)), None)
+            then = self._then(key)
             for name in ("LastModified", "Initiated"):
                 time_of = entry.find(f"{_SPACE}{name}")
-                if hours is not None and time_of is not None:
-                    then = datetime.now(UTC) - timedelta(hours=hours)
+                if then is not None and time_of is not None:
                     time_of.text = then.strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
-def age(place: Place, **hours: float) -> None:
+def age(place: Place, **hours: float) -> Aged:
     """Make keys with these words in them hours old; ``rest`` is all others."""
     rest = {"*": hours.pop("rest")} if "rest" in hours else {}
     action = Aged({f"*{word}*": number for word, number in hours.items()} | rest)
-    place.proxy.add(action, ("ListObjectsV2", "ListMultipartUploads"))
+    place.proxy.add(action, ("ListObjectsV2", "ListMultipartUploads", "HeadObject"))
+    return action
 
 
 def listed(place: Place, *options: object) -> list[dict[str, Any]]:
@@ -315,6 +329,21 @@ def test_gc_asks_again_before_it_removes(place: Place) -> None:
     assert f"{PREFIX}/{UNFINISHED}/{WEIGHTS}" in place.s3.keys(place.bucket)
 
 
+def test_gc_leaves_what_is_written_anew(place: Place) -> None:
+    """A push that replaces what was listed has it for its own."""
+    key = f"{UNFINISHED}/{WEIGHTS}"
+    put(place, key)
+    aged = age(place, rest=48)
+
+    def write(_: object) -> None:
+        put(place, key)
+        aged.since = datetime.min.replace(tzinfo=UTC)  # what is asked for now is new
+
+    place.proxy.add(Call(write), "HeadObject", key=f"*/{key}", times=1)
+    assert leftovers(gc(place, "--delete", "--json")) == {}
+    assert f"{PREFIX}/{key}" in place.s3.keys(place.bucket)
+
+
 def test_gc_leaves_neighbours(place: Place) -> None:
     """Prefixes that only begin like the URL."""
     for prefix in (PREFIX + "-other", PREFIX + "2"):
@@ -379,3 +408,40 @@ def test_signal_while_the_store_is_silent(place: Place, command: str) -> None:
 def test_json_of_gc_is_lines(place: Place, littered: Published) -> None:
     lines = gc(place, "--json").ok().stdout.splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["notice", "summary"]
+
+
+# -------------------------------------------------------------------- stores that are folders
+
+
+def _old(path: Path, data: bytes = b"12345") -> Path:
+    """Write a file as a push that was killed two days ago would have left it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    then = time.time() - 48 * 3600
+    os.utime(path, (then, then))
+    return path
+
+
+def test_gc_of_files_that_were_being_written(tmp_path: Path) -> None:
+    """Those of a push are found; those of a pull or of somebody else are not touched."""
+    left = _old(tmp_path / UNFINISHED / f"{WEIGHTS}.partial")
+    ref = _old(tmp_path / "refs" / "latest.json.partial")
+    others = [_old(tmp_path / "video.partial"), _old(tmp_path / "target" / "a.partial")]
+    shown = shell("gc", tmp_path).ok().stdout
+    assert f"{UNFINISHED}/{WEIGHTS}.partial  (unfinished file" in shown
+    assert left.exists()
+    found = summary(shell("gc", tmp_path, "--delete", "--json"))
+    assert {item["kind"] for item in found["leftovers"]} == {"unfinished file"}
+    assert found["bytes"] == 10
+    assert not left.parent.exists()
+    assert not ref.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_gc_spares_a_file_that_is_being_written(tmp_path: Path) -> None:
+    """However old it is: its writer holds a lock on it."""
+    left = _old(tmp_path / UNFINISHED / f"{WEIGHTS}.partial")
+    with left.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert summary(shell("gc", tmp_path, "--delete", "--json"))["leftovers"] == []
+    assert left.exists()

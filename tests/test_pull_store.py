@@ -12,7 +12,7 @@ import pytest
 from mxconvert.manifest import MANIFEST_NAME
 from tests.pull_base import CHUNK, SPAN, WEIGHTS, Place, small_files, summary
 from tests.support import fail_cleanly
-from tests.support.faults import Action, Call, Respond, access_denied
+from tests.support.faults import Action, Call, Flip, Respond, StripChecksums, access_denied
 from tests.support.runs import events
 
 if TYPE_CHECKING:
@@ -96,6 +96,57 @@ def test_an_object_that_is_damaged(place: Place) -> None:
 
 def entry_of(manifest: bytes, path: str) -> dict[str, Any]:
     return next(each for each in json.loads(manifest)["files"] if each["path"] == path)
+
+
+# ------------------------------------------------------------------- bits that flip on the way
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize(
+    ("version", "flat"), [("", False), ("@ID", False), ("@v1", False), ("", True)]
+)
+def test_a_bit_of_the_manifest_that_flips(
+    place: Place, version: str, *, flat: bool, checksums: bool
+) -> None:
+    """It is fetched again: the store's checksum tells, the id, or that no two agree."""
+    made = place.publish(flat=flat)
+    place.tag("v1", made.id)
+    if not checksums:
+        place.proxy.add(StripChecksums())
+    # A digit of a digest: the manifest can be read all the same.
+    at = made.files[MANIFEST_NAME].index(b'"sha256":"') + 12
+    bad = place.proxy.add(Flip(at), "GetObject", key=f"*/{MANIFEST_NAME}", times=1)
+    place.pull(place.url() + version.replace("ID", made.id)).ok()
+    assert bad.fired == 1
+    made.assert_whole(place.target)
+
+
+def test_a_manifest_that_is_wrong_at_the_store(place: Place) -> None:
+    """The same bytes twice: read no more than that, and told as the store's."""
+    made = place.publish()
+    place.tag("v1", made.id)
+    damaged = made.files[MANIFEST_NAME].replace(b'"sha256":"', b'"sha256":"0', 1)
+    place.s3.put(place.bucket, made.base + MANIFEST_NAME, damaged)
+    fail_cleanly(place.pull(place.url() + "@v1"), 4, made.base + MANIFEST_NAME)
+    assert len(place.proxy.requests("GetObject", key=f"*/{MANIFEST_NAME}")) == 2
+    assert not place.target.exists()
+
+
+def test_a_manifest_that_comes_different_each_time(place: Place) -> None:
+    made = place.publish()
+    place.proxy.add(StripChecksums())
+    for at in range(4):
+        bad = Flip(at + 2)
+        place.proxy.add(bad, "GetObject", key=f"*/{MANIFEST_NAME}", skip=at, times=1)
+    place.fails(6, made.base + MANIFEST_NAME, "arrived 4 times", f"expected id {made.id}")
+
+
+def test_a_bit_of_a_tag_that_flips(place: Place) -> None:
+    made = place.publish()
+    place.tag("v1", made.id)
+    bad = place.proxy.add(Flip(12), "GetObject", key="*/refs/v1.json", times=1)
+    place.pull(place.url() + "@v1").ok()
+    assert bad.fired == 1
 
 
 # ------------------------------------------------------------------ figures, limits, words

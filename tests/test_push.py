@@ -9,7 +9,7 @@ import pytest
 
 from tests.push_base import WRITES, Site, changed_sidecar, copy_of, flip, manifest_size
 from tests.support import fail_cleanly
-from tests.support.faults import access_denied, internal_error
+from tests.support.faults import Call, Respond, access_denied, internal_error
 from tests.support.large import CHUNK, INDEX, MANIFEST, PART, LargeArtifact, summary
 
 if TYPE_CHECKING:
@@ -99,6 +99,66 @@ def test_parts_of_other_bytes_are_not_kept(site: Site, large: LargeArtifact) -> 
         )
     site.push(large).ok()
     assert sorted(site.parts_done()) == [2, 3]
+    site.assert_published(large)
+
+
+def test_a_file_that_is_removed_during_the_push(site: Site, large: LargeArtifact) -> None:
+    """By a `gc` that saw it as left over: no manifest without it; the next push sends it."""
+    key = site.base(large) + "config.json"
+    gone = Call(lambda _: site.s3.delete(site.bucket, key))
+    refusal = site.proxy.add(access_denied(), "PutObject", key=f"*/{INDEX}")
+    site.fails(large, 6, INDEX, "AccessDenied")
+    site.proxy.remove(refusal)
+    smallest = min(large.files, key=lambda path: large.files[path])  # the last of them
+    site.proxy.add(gone, "HeadObject", key=f"*/{smallest}", times=1)
+    says = (key, "was removed during the push", "run the same command again")
+    site.fails(large, 6, *says, options=("--jobs", "1"))
+    site.push(large).ok()
+    site.assert_published(large)
+
+
+def _begun(site: Site, large: LargeArtifact, size: int) -> str:
+    """Begin an upload of the largest file with a first part of so many bytes; return its id."""
+    client: Any = site.s3.client()
+    where = {"Bucket": site.bucket, "Key": site.base(large) + large.largest}
+    upload = client.create_multipart_upload(**where)["UploadId"]
+    data = (large.folder / large.largest).read_bytes()[:size]
+    client.upload_part(**where, UploadId=upload, PartNumber=1, Body=data)
+    return str(upload)
+
+
+def test_an_upload_of_other_parts_is_left_alone(site: Site, large: LargeArtifact) -> None:
+    """It may belong to a push under way; once the object is right it goes."""
+    other = _begun(site, large, PART + CHUNK)
+    site.push(large).ok()
+    used = {r.query["uploadId"] for r in site.proxy.requests("UploadPart")}
+    assert used
+    assert other not in used
+    site.assert_published(large)
+
+
+def test_parts_that_another_push_has_replaced(site: Site, large: LargeArtifact) -> None:
+    """The store does not know their tags any more: what is right is kept, the push goes on."""
+    bad = site.proxy.add(Respond(400, "InvalidPart"), "CompleteMultipartUpload", times=1)
+    found = summary(site.push(large))
+    assert bad.fired == 1
+    assert sorted(site.parts_done()) == [1, 2, 3]
+    assert found["sent_bytes"] == found["bytes"]
+    site.assert_published(large)
+
+
+def test_the_slower_of_two_pushes_drops_its_upload(site: Site, large: LargeArtifact) -> None:
+    """The object is there when it wants to complete its own."""
+    key = site.base(large) + large.largest
+    data = (large.folder / large.largest).read_bytes()
+
+    def overtake(_: object) -> None:
+        digest = {"mxconvert-sha256": large.digests[large.largest]}
+        site.s3.put(site.bucket, key, data, Metadata=digest)
+
+    site.proxy.add(Call(overtake), "CompleteMultipartUpload", times=1)
+    site.proxy.add(Respond(404, "NoSuchUpload"), "CompleteMultipartUpload", times=1)
+    site.push(large).ok()
     site.assert_published(large)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.push_base import WRITES, Site, changed_sidecar, gaps, manifest_size, most_at_once
-from tests.support import fail_cleanly, run_cli, start_cli
+from tests.support import fail_cleanly, run_cli, shell, snapshot, start_cli
+from tests.support.cli import environment
 from tests.support.faults import Respond, access_denied, closed_endpoint, expired_token
 from tests.support.large import INDEX, PART, LargeArtifact, json_lines, metrics, summary
 
@@ -86,6 +91,17 @@ def test_limit_rate(site: Site, large: LargeArtifact) -> None:
     assert time.monotonic() - begin >= rest / 8e6
 
 
+def test_limit_rate_of_a_file_sent_as_a_whole(large: LargeArtifact, tmp_path: Path) -> None:
+    """To a folder: the bytes of a file are spread over time, and shown as they go."""
+    begin = time.monotonic()
+    options = ("--limit-rate", "8MB", "--jobs", "1", "--json")
+    result = shell("push", large.folder, tmp_path / "store", *options).ok()
+    assert time.monotonic() - begin >= (large.payload - 2**20) / 8e6 - 0.1
+    first = json_lines(result, "progress")[0]
+    assert first["bytes_done"] == 2**20 < large.files[large.largest]
+    assert summary(result)["sent_bytes"] == sum(large.files.values()) + manifest_size(large)
+
+
 def test_one_job(site: Site, large: LargeArtifact) -> None:
     """One request at a time."""
     site.push(large, "--jobs", "1").ok()
@@ -126,6 +142,25 @@ def test_encryption_options(site: Site, large: LargeArtifact) -> None:
     [first] = site.proxy.requests("PutObject")
     assert first.headers.get("x-amz-server-side-encryption") == "aws:kms"
     assert first.headers.get("x-amz-server-side-encryption-aws-kms-key-id") == "key-1"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--limit-rate", "0", "--limit-rate '0' is not a size"),
+        ("--limit-rate", "", "--limit-rate '' is not a size"),
+        ("--part-size", "", "--part-size '' is not a size"),
+        ("--retry-for", "soon", "--retry-for 'soon' is not a time span"),
+        ("--store-option", "part_count=inf", "part_count=inf: expected a number above 0"),
+        ("--store-option", "part_count=2.5", "part_count=2.5: expected a whole number above 0"),
+        ("--store-option", "max_object_size=nan", "max_object_size=nan: expected a number"),
+        ("--store-option", "read_timeout=-1", "read_timeout=-1: expected a number above 0"),
+        ("--store-option", "anonymous=perhaps", "anonymous=perhaps: expected true or false"),
+    ],
+)
+def test_bad_values_are_refused(large: LargeArtifact, option: str, value: str, says: str) -> None:
+    """By the name of the option, before anything is asked of the store."""
+    fail_cleanly(shell("push", large.folder, "s3://bucket/m", option, value), 2, says)
 
 
 def test_unknown_option_is_refused(site: Site, large: LargeArtifact) -> None:
@@ -171,6 +206,25 @@ def test_metrics_file(site: Site, large: LargeArtifact, tmp_path: Path) -> None:
     assert found["requests_total"] == len(site.proxy.settle())
     assert found["seconds"] > 0
     assert [each.name for each in tmp_path.iterdir()] == ["push.prom"]
+
+
+def test_metrics_go_on_while_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transfer that waits for its store has no events; its retries are in the file."""
+    from mxconvert.store import Counters
+    from mxconvert.transfer import metrics as module
+
+    monkeypatch.setattr(module, "_EVERY_SECONDS", 0.01)
+    counters, path = Counters(), tmp_path / "m"
+    file = module.MetricsFile(path, "pull", counters, lambda _: None)
+    counters.add(retries=3)
+    end = time.monotonic() + 20
+    while metrics(path.read_text())["mxconvert_transfer_retries_total"] != 3:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    file.finish(success=True)
+    assert metrics(path.read_text())["mxconvert_transfer_success"] == 1
 
 
 def test_metrics_of_a_push_that_fails(site: Site, large: LargeArtifact, tmp_path: Path) -> None:
@@ -239,3 +293,39 @@ def test_what_a_store_cannot_do_is_refused(
     result = run_cli("push", reference.target, tmp_path / "store", *option)
     fail_cleanly(result, 2, option[0])
     assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------- the streams
+
+
+@pytest.mark.parametrize(
+    ("redirect", "status"), [("", 1), (">/dev/full", 7), (">&-", 0), ("<&- >&- 2>&-", 0)]
+)
+@pytest.mark.parametrize("name", ["push", "pull"])
+def test_where_the_output_goes(
+    large: LargeArtifact, tmp_path: Path, name: str, redirect: str, status: int
+) -> None:
+    """Trouble with it is not told as trouble with the folder; closed streams are no trouble."""
+    places: tuple[object, ...] = (large.folder, tmp_path / "store")
+    if name == "pull":
+        shell("push", *places).ok()
+        places = (tmp_path / "store", tmp_path / "target")
+    command = [sys.executable, "-m", "mxconvert", name, *map(str, places), "--json"]
+    reading, writing = os.pipe()
+    os.close(reading)  # what reads the output has ended
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join(command)} {redirect}"],
+        env=environment(),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert done.returncode == status, done.stderr
+    assert ("cannot write the output: No space left on device" in done.stderr) == (status == 7)
+    assert str(tmp_path) not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
+    if status == 0 and name == "pull":
+        assert snapshot(tmp_path / "target") == large.digests

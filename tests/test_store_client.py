@@ -125,6 +125,8 @@ def test_progress_begins_the_time_anew(clock: Clock) -> None:
     """A body that breaks off again and again, but each time later, is read to its end."""
 
     class Body:
+        skip = 0
+
         def __init__(self) -> None:
             self.left = 1
 
@@ -142,6 +144,29 @@ def test_progress_begins_the_time_anew(clock: Clock) -> None:
     store: Any = type("Store", (), {"open": opened, "url": lambda _, key: key})()
     reader = Client(store, ClientOptions(retry_for=5))
     assert b"".join(bytes(piece) for piece in reader.pieces("key", 0, 50)) == b"x" * 50
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_body_that_gets_further_is_progress(clock: Clock, *, grows: bool) -> None:
+    """A large file over a slow line may take long; the same bytes again and again may not."""
+    sender, tries = client(retry_for=60), 0
+
+    def send(reached: Callable[[int], None]) -> str:
+        nonlocal tries
+        tries += 1
+        for position in range(1, 10):
+            clock.sleep(10)
+            reached(position + 9 * tries if grows else position)
+        if tries == 8:
+            return "done"
+        raise StoreError(StoreFault.TRANSIENT, "it broke")
+
+    if grows:
+        assert sender.send(send) == "done"
+        return
+    with pytest.raises(StoreError, match="without progress"):
+        sender.send(send)
+    assert tries == 2
 
 
 def test_waiting_for_a_place_is_no_failure() -> None:

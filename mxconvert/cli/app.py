@@ -89,6 +89,7 @@ def _give_up_output(error: OSError) -> NoReturn:
 
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
+    runtime.open_missing_streams()
     runtime.install_signal_handlers()
     runtime.tolerate_any_text()
     try:

@@ -119,13 +119,13 @@ def gc(
 ) -> None:
     """List what stopped pushes left at a store; remove it with --delete.
 
-    Unfinished multipart uploads, objects of versions that never got their manifest, and
-    probes. A version with a manifest is never touched.
+    Unfinished multipart uploads, objects of versions that never got their manifest, files
+    that were being written, and probes. A version with a manifest is never touched.
     """
     del debug
     from mxconvert.transfer.garbage import find_leftovers, remove_leftovers
 
-    grace, stop = runtime.parse_duration(older_than), runtime.state.stop
+    grace, stop = runtime.parse_duration(older_than, "--older-than"), runtime.state.stop
     with (
         open_display(json_lines=json, quiet=quiet) as display,
         s.open_client(

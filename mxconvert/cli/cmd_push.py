@@ -72,7 +72,7 @@ def push(
 
     root = local_path(folder, "DIR")
     options = PushOptions(
-        part_size=runtime.parse_size(part_size) if part_size else None,
+        part_size=None if part_size is None else runtime.parse_size(part_size, "--part-size"),
         tags=tuple(tag or ()),
         latest=not no_latest,
         flat=flat,

@@ -87,6 +87,21 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
     sys.stdout.flush()
 
 
+def open_missing_streams() -> None:
+    """Put /dev/null in the place of standard streams that were closed before the start.
+
+    Otherwise the next file that is opened gets the number of one of them, and whatever a
+    library writes to its standard error goes into that file.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 def tolerate_any_text() -> None:
     """Let stdout escape what its encoding lacks, as stderr does; names can be anything."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -104,8 +119,12 @@ def _can_print(text: str) -> bool:
 # ------------------------------------------------------------------------------ units
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "") -> int:
     """Return the bytes of ``256MiB``, ``5GB`` or ``1000``.
+
+    Args:
+        text: What was typed.
+        option: The option, for the message.
 
     Raises:
         UsageError: Not a size.
@@ -113,12 +132,18 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match[2].upper()) if match else None
     if match is None or factor is None or not float(match[1]):
-        raise UsageError(f"{text!r} is not a size", hint="write for example 256MiB or 5GB")
+        raise UsageError(
+            f"{option} {text!r} is not a size".strip(), hint="write for example 256MiB or 5GB"
+        )
     return int(float(match[1]) * factor)
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, option: str = "") -> float:
     """Return the seconds of ``30s``, ``5m``, ``1h30m`` or ``90``.
+
+    Args:
+        text: What was typed.
+        option: The option, for the message.
 
     Raises:
         UsageError: Not a time span, or none at all.
@@ -127,7 +152,10 @@ def parse_duration(text: str) -> float:
     hours, minutes, seconds = (float(part or 0) for part in match.groups()) if match else (0, 0, 0)
     total = hours * _HOUR + minutes * _MINUTE + seconds
     if not total:
-        raise UsageError(f"{text!r} is not a time span", hint="write for example 30s, 5m or 1h30m")
+        raise UsageError(
+            f"{option} {text!r} is not a time span".strip(),
+            hint="write for example 30s, 5m or 1h30m",
+        )
     return total
 
 

@@ -82,8 +82,8 @@ def open_client(
     )
     limits = ClientOptions(
         jobs=jobs,
-        limit_rate=parse_size(limit_rate) if limit_rate else None,
-        retry_for=parse_duration(retry_for),
+        limit_rate=None if limit_rate is None else parse_size(limit_rate, "--limit-rate"),
+        retry_for=parse_duration(retry_for, "--retry-for"),
     )
     store = open_store(url, options)
     try:

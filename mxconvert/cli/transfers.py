@@ -29,6 +29,8 @@ MetricsOption = Annotated[
     ),
 ]
 _GIGABYTE = 1e9
+_TELLING = 10**7
+"""Bytes below which the start of the program takes more CPU time than the transfer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,7 @@ def time_line(figures: dict[str, Any], num_bytes: int) -> tuple[str, str]:
     """Return the line of a summary for people that says how fast it went."""
     text = f"{runtime.duration(figures['seconds'])} for {runtime.size(num_bytes)}"
     if num_bytes:
-        text += (
-            f", {runtime.size(figures['bytes_per_second'])}/s, "
-            f"{figures['cpu_seconds_per_gb']:.2f} CPU s/GB"
-        )
+        text += f", {runtime.size(figures['bytes_per_second'])}/s"
+    if num_bytes >= _TELLING:
+        text += f", {figures['cpu_seconds_per_gb']:.2f} CPU s/GB"
     return "time", f"{text}, {figures['retries']} retries"

@@ -7,15 +7,9 @@ listing. See ``docs/reference/push-and-pull.md``.
 """
 
 from mxconvert.remote.layout import PROBE, check_id, folder_of, is_folder, is_id, ref_key
+from mxconvert.remote.manifests import RemoteArtifact, read_manifest
 from mxconvert.remote.refs import Ref, honours_conditions, move_ref, read_ref, refs_of
-from mxconvert.remote.resolve import (
-    Location,
-    RemoteArtifact,
-    find_artifact,
-    locate,
-    no_version,
-    read_manifest,
-)
+from mxconvert.remote.resolve import Location, find_artifact, locate, no_version
 from mxconvert.remote.versions import Version, list_versions
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
 from dataclasses import dataclass
@@ -98,15 +97,11 @@ def honours_conditions(client: Client) -> bool:
     only; tags would then be moved from a state that nobody has seen.
     """
     names = [f"{PROBE}{uuid.uuid4().hex}" for _ in range(2)]
-    try:
+    with client.temporary(names):
         other, own = [client.put(name, _probe(name)) for name in names]
         if own is None or own == other:
             return False
         return all(_refuses(client, names[1], etag) for etag in (None, other))
-    finally:
-        for name in names:
-            with contextlib.suppress(StoreError):  # who may write may not always delete
-                client.delete(name)
 
 
 def _probe(name: str) -> bytes:

@@ -6,35 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import StoreError, StoreFault, VerificationError
-from mxconvert.manifest import MANIFEST_NAME, artifact_id, parse_manifest
-from mxconvert.remote.layout import LATEST, MANIFEST_LIMIT, folder_of, is_id
+from mxconvert.manifest import MANIFEST_NAME
+from mxconvert.remote.layout import LATEST, folder_of, is_id
+from mxconvert.remote.manifests import RemoteArtifact, read_manifest
 from mxconvert.remote.refs import read_ref
 from mxconvert.remote.versions import describe_versions
 
 if TYPE_CHECKING:
-    from mxconvert.manifest import Manifest
     from mxconvert.store import Client
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteArtifact:
-    """An artifact at a store.
-
-    Attributes:
-        folder: Its folder below the store's URL; empty if it lies at the URL itself.
-        id: SHA-256 of its manifest.
-        data: The manifest's bytes.
-        manifest: The manifest, checked.
-    """
-
-    folder: str
-    id: str
-    data: bytes
-    manifest: Manifest
-
-    def key(self, path: str) -> str:
-        """Return the key of one of its files."""
-        return f"{self.folder}/{path}" if self.folder else path
 
 
 def find_artifact(
@@ -52,7 +31,7 @@ def find_artifact(
         StoreError: No such version; the message lists those that are there.
         VerificationError: Not the expected id, or not a manifest.
     """
-    found = _find(client, version)
+    found = _find(client, version, expect_id or "")
     if expect_id is not None and not found.id.startswith(expect_id):
         raise VerificationError(
             f"{client.store.url(found.key(MANIFEST_NAME))}: the artifact's id: expected "
@@ -119,9 +98,9 @@ def _is_flat(client: Client) -> bool:
         return False
 
 
-def _find(client: Client, version: str | None) -> RemoteArtifact:
+def _find(client: Client, version: str | None, expect_id: str) -> RemoteArtifact:
     place = locate(client, version)
-    found = read_manifest(client, place.folder)
+    found = read_manifest(client, place.folder, place.id or expect_id)
     if found is None:
         raise no_version(client, place.missing)
     if place.id is not None and not found.id.startswith(place.id):
@@ -129,28 +108,12 @@ def _find(client: Client, version: str | None) -> RemoteArtifact:
     return found
 
 
-def read_manifest(client: Client, folder: str) -> RemoteArtifact | None:
-    """Return the artifact in a folder, ``None`` if no manifest is there.
-
-    Raises:
-        VerificationError: Not a manifest.
-    """
-    key = f"{folder}/{MANIFEST_NAME}" if folder else MANIFEST_NAME
-    try:
-        data = client.get(key, MANIFEST_LIMIT).data
-    except StoreError as error:
-        if error.fault is StoreFault.MISSING:
-            return None
-        raise
-    manifest = parse_manifest(data, client.store.url(key))
-    return RemoteArtifact(folder, artifact_id(data), data, manifest)
-
-
 def _other(client: Client, found: RemoteArtifact, expected: str) -> VerificationError:
     return VerificationError(
         f"{client.store.url(found.key(MANIFEST_NAME))}: the SHA-256 of the manifest: expected "
         f"{expected}, found {found.id}",
-        hint="the manifest was changed or damaged; push the artifact again",
+        hint="check the id; if it is right the manifest was changed or damaged: push the "
+        "artifact again",
         code="other-artifact",
     )
 

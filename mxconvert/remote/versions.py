@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 from mxconvert.errors import StoreError, StoreFault, VerificationError
 from mxconvert.events import ignore
-from mxconvert.manifest import MANIFEST_NAME, artifact_id, parse_manifest
-from mxconvert.remote.layout import MANIFEST_LIMIT, folder_of, is_folder
+from mxconvert.manifest import MANIFEST_NAME
+from mxconvert.remote.layout import folder_of, is_folder
+from mxconvert.remote.manifests import read_manifest
 from mxconvert.remote.refs import refs_of
 
 if TYPE_CHECKING:
     from mxconvert.events import Reporter
     from mxconvert.manifest import Manifest
+    from mxconvert.remote.refs import Ref
     from mxconvert.store import Client
 
 _SHOWN = 8
+_OF_AN_OBJECT = frozenset({StoreFault.CORRUPT, StoreFault.DENIED, StoreFault.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +58,36 @@ def list_versions(client: Client, report: Reporter = ignore) -> list[Version]:
 
 
 def _version(client: Client, folder: str, tags: tuple[str, ...]) -> Version:
-    key = f"{folder}/{MANIFEST_NAME}" if folder else MANIFEST_NAME
     try:
-        data = client.get(key, MANIFEST_LIMIT).data
-        manifest = parse_manifest(data, client.store.url(key))
-    except (StoreError, VerificationError) as error:
-        missing = error.code == StoreFault.MISSING.value
-        return Version(folder, None, tags, fault=None if missing else error.message)
-    return Version(folder, artifact_id(data), tags, manifest)
+        found = read_manifest(client, folder)
+    except VerificationError as error:
+        return Version(folder, None, tags, fault=error.message)
+    except StoreError as error:
+        if error.fault not in _OF_AN_OBJECT:
+            raise
+        return Version(folder, None, tags, fault=error.message)
+    if found is None:
+        return Version(folder, None, tags)
+    return Version(folder, found.id, tags, found.manifest)
 
 
 def describe_versions(client: Client) -> str:
     """Return a hint that lists what is there; never fails."""
     try:
         refs = refs_of(client)
-        folders = list(filter(is_folder, client.folders()))
+        folders = sorted(filter(is_folder, client.folders()))
+        names = [_described(client, name, refs) for name in folders[:_SHOWN]]
     except StoreError:
         return "check the URL; `mxconvert list URL` shows the versions below it"
-    tags = {folder_of(ref.id): ref.tag for ref in refs}
-    names = [f"{name} ({tags[name]})" if name in tags else name for name in sorted(folders)]
     if not names:
         return "nothing was pushed there; check the URL"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"versions there: {', '.join(names[:_SHOWN])}{more}"
+    more = f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else ""
+    return f"versions there: {', '.join(names)}{more}"
+
+
+def _described(client: Client, folder: str, refs: list[Ref]) -> str:
+    """Return a version with its tags, or that its push has not ended."""
+    notes = [ref.tag for ref in refs if folder_of(ref.id) == folder]
+    if client.find(f"{folder}/{MANIFEST_NAME}") is None:
+        notes = ["unfinished"]
+    return f"{folder} ({', '.join(notes)})" if notes else folder

@@ -5,6 +5,7 @@ from mxconvert.store.base import (
     Body,
     CommitStore,
     Condition,
+    FileStore,
     Identity,
     ObjectInfo,
     Part,
@@ -21,6 +22,7 @@ from mxconvert.store.client import (
     Client,
     ClientOptions,
     Counters,
+    RangeIgnored,
 )
 from mxconvert.store.open import open_store
 from mxconvert.store.options import Checksum, StoreOptions, parse_store_options
@@ -38,12 +40,14 @@ __all__ = [
     "CommitStore",
     "Condition",
     "Counters",
+    "FileStore",
     "Identity",
     "ObjectInfo",
     "Part",
     "PartBody",
     "PartLimits",
     "PartStore",
+    "RangeIgnored",
     "Store",
     "StoreOptions",
     "StoreURL",

@@ -92,6 +92,10 @@ class Condition:
 class Body(Protocol):
     """Bytes of a range while they arrive."""
 
+    @property
+    def skip(self) -> int:
+        """Bytes that come before the range: all before it if the store has ignored it."""
+
     def read(self, most: int, /) -> bytes | memoryview:
         """Return at least one byte and at most ``most``; nothing at the end.
 
@@ -135,7 +139,10 @@ class Store(Protocol):
         """Return what the store knows about an object, without its bytes."""
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> Body:
-        """Open bytes ``[begin, end)``; with ``etag`` only if the object still has that tag."""
+        """Open bytes ``[begin, end)``; with ``etag`` only if the object still has that tag.
+
+        A store that sends the whole object instead is not refused: see `Body.skip`.
+        """
 
     def get(self, key: str, limit: int) -> Blob:
         """Return a small object whole; more than ``limit`` bytes are refused."""
@@ -163,6 +170,17 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections."""
+
+
+@runtime_checkable
+class FileStore(Protocol):
+    """A store whose writers leave files of their own behind when they are killed."""
+
+    def partials(self) -> Iterator[ObjectInfo]:
+        """Yield these files; their keys are no keys of objects."""
+
+    def drop_partial(self, key: str) -> bool:
+        """Remove one, unless it is being written; return whether it is gone."""
 
 
 @runtime_checkable

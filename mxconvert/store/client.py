@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -15,7 +16,7 @@ from mxconvert.store.base import PartStore
 from mxconvert.store.gate import Gate, RateLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from mxconvert.events import Reporter
@@ -48,7 +49,10 @@ _REPEATABLE = frozenset(
 
 @dataclass(slots=True)
 class Counters:
-    """What has crossed the wire so far. Bytes are payload, of whole and of failed requests."""
+    """What has crossed the wire so far.
+
+    Bytes are payload: received, also of requests that failed; sent, in whole parts.
+    """
 
     requests: int = 0
     retries: int = 0
@@ -95,6 +99,8 @@ class Client:
         self.options = options
         self.counters = Counters()
         self.gate = Gate(options.jobs)
+        self.ignores_ranges = False
+        """Whether the store has sent a whole object where a range was asked for."""
         self._rate = RateLimit(options.limit_rate)
         self._report = report
         self._stop = stop or StopToken()
@@ -148,7 +154,19 @@ class Client:
             StoreError: Something that does not pass, or no progress for ``retry_for``.
             Interrupted: The command was asked to end.
         """
+        return self._repeat(_Attempts(self), work, *arguments)
+
+    def send(self, work: Callable[[Callable[[int], None]], Result]) -> Result:
+        """Do a request whose body takes a while, as `call`.
+
+        Args:
+            work: Makes the request; its argument is to be called with the bytes of the
+                body that are gone. More than in any try before is progress.
+        """
         attempts = _Attempts(self)
+        return self._repeat(attempts, work, attempts.reached)
+
+    def _repeat(self, attempts: _Attempts, work: Callable[..., Result], *arguments: Any) -> Result:
         while True:
             try:
                 with self.gate.slot(self.check) as queued:
@@ -192,6 +210,24 @@ class Client:
         """See `Store.delete`."""
         self.call(self.store.delete, key)
 
+    @contextlib.contextmanager
+    def temporary(self, keys: Sequence[str]) -> Iterator[None]:
+        """Delete objects at the end, as far as the store lets us.
+
+        After a failure that is tried once: a store that does not answer would otherwise
+        be waited for again, for each of them.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                for key in keys:
+                    self.store.delete(key)
+            raise
+        for key in keys:
+            with contextlib.suppress(StoreError):  # who may write may not always delete
+                self.delete(key)
+
     def objects(self, prefix: str) -> list[ObjectInfo]:
         """See `Store.objects`."""
         return self.call(lambda: list(self.store.objects(prefix)))
@@ -201,7 +237,13 @@ class Client:
         return self.call(lambda: list(self.store.folders()))
 
     def pieces(
-        self, key: str, begin: int, end: int, etag: str | None = None
+        self,
+        key: str,
+        begin: int,
+        end: int,
+        etag: str | None = None,
+        *,
+        in_ranges: bool = False,
     ) -> Iterator[bytes | memoryview]:
         """Yield bytes ``[begin, end)`` in order, at most `PIECE_SIZE` at once.
 
@@ -209,8 +251,17 @@ class Client:
 
         A body that breaks off is taken up again at the byte where it broke.
 
+        Args:
+            key: Of the object.
+            begin: First byte.
+            end: Byte after the last one.
+            etag: The tag that the object must have.
+            in_ranges: Whether the caller fetches the object in many ranges, and would
+                rather know that the store sends it from its first byte each time.
+
         Raises:
             StoreError: As `call`; ``CHANGED`` when the object no longer has ``etag``.
+            RangeIgnored: The store does so, with ``in_ranges``; nothing was read.
         """
         attempts = _Attempts(self)
         while begin < end:
@@ -218,33 +269,34 @@ class Client:
                 with self.gate.slot(self.check) as queued:
                     attempts.queued(queued)
                     self.counters.add(requests=1)
-                    for piece in self._body(key, begin, end, etag):
-                        self.check()
-                        attempts.progressed()
-                        begin += len(piece)
-                        self.moved(bytes_in=len(piece))
-                        yield piece
+                    with contextlib.closing(self.store.open(key, begin, end, etag)) as body:
+                        if body.skip and in_ranges:
+                            self.ignores_ranges = True
+                            raise RangeIgnored
+                        for _ in self._read(key, body, body.skip):
+                            pass  # fetched, but no progress: that would never end
+                        for piece in self._read(key, body, end - begin):
+                            begin += len(piece)
+                            yield piece
+                            attempts.progressed()
             except StoreError as error:
                 attempts.failed(error)
             else:
                 self.gate.succeeded()
 
-    def _body(
-        self, key: str, begin: int, end: int, etag: str | None
-    ) -> Iterator[bytes | memoryview]:
-        body: Body = self.store.open(key, begin, end, etag)
-        try:
-            while begin < end:
-                piece = body.read(min(end - begin, PIECE_SIZE))
-                if not piece:
-                    raise StoreError(
-                        StoreFault.TRANSIENT,
-                        f"{self.store.url(key)}: the body ended {end - begin} bytes early",
-                    )
-                begin += len(piece)
-                yield piece
-        finally:
-            body.close()
+    def _read(self, key: str, body: Body, left: int) -> Iterator[bytes | memoryview]:
+        """Yield the next ``left`` bytes of a body."""
+        while left:
+            piece = body.read(min(left, PIECE_SIZE))
+            self.check()
+            if not piece:
+                raise StoreError(
+                    StoreFault.TRANSIENT,
+                    f"{self.store.url(key)}: the body ended {left} bytes early",
+                )
+            left -= len(piece)
+            self.moved(bytes_in=len(piece))
+            yield piece
 
     def take_rate(self, num_bytes: int) -> None:
         """Wait until ``num_bytes`` may be sent."""
@@ -270,12 +322,17 @@ class Abandoned(Exception):  # noqa: N818  (ends a thread quietly; another one h
     """Another thread of the same transfer has failed."""
 
 
+class RangeIgnored(Exception):  # noqa: N818  (nothing failed: there is another way)
+    """The store sends an object from its first byte, whatever range is asked for."""
+
+
 class _Attempts:
     """The failures of one request, and how long to wait after each."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._count = 0
+        self._furthest = 0
         self._progress_at = time.monotonic()
 
     @property
@@ -286,6 +343,12 @@ class _Attempts:
         """Note that the request has got further: the next failure is a first one."""
         self._count = 0
         self._progress_at = time.monotonic()
+
+    def reached(self, position: int) -> None:
+        """Note how far a body has been sent: whether it was taken shows at its end only."""
+        if position > self._furthest:
+            self._furthest = position
+            self._progress_at = time.monotonic()
 
     def queued(self, seconds: float) -> None:
         """Note that the request could not be tried for a while because of others."""

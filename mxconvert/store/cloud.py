@@ -212,7 +212,7 @@ class CloudBody:
 
     def __init__(self, found: Any, where: str, begin: int) -> None:
         self._where = where
-        self._skip = begin - found.range[0]
+        self.skip: int = begin - found.range[0]
         self._stream: Any = iter(found.stream(min_chunk_size=_CHUNK))
         self._left = memoryview(b"")
 
@@ -223,10 +223,7 @@ class CloudBody:
                 chunk = next(self._stream, None)
             if chunk is None:
                 return self._left
-            view = memoryview(chunk)
-            dropped = min(self._skip, len(view))
-            self._skip -= dropped
-            self._left = view[dropped:]
+            self._left = memoryview(chunk)
         piece, self._left = self._left[:most], self._left[most:]
         return piece
 

@@ -118,6 +118,28 @@ def _partial_file(name: str, descriptor: int) -> tuple[str, int]:
     return own, os.open(own, _WRITE | os.O_EXCL, _MODE, dir_fd=descriptor)
 
 
+def drop_partial(name: str, descriptor: int) -> bool:
+    """Remove a file that a killed writer has left; ``False`` if one is writing it."""
+    file = os.open(name, _WRITE & ~os.O_CREAT, dir_fd=descriptor)
+    try:
+        if _is_held(file):
+            return False
+        if os.path.samestat(os.fstat(file), status(name, descriptor)):
+            os.unlink(name, dir_fd=descriptor)
+    finally:
+        os.close(file)
+    return True
+
+
+def _is_held(file: int) -> bool:
+    """Whether another one has locked a file, as far as locks work; lock it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
 def rename(own: str, name: str, descriptor: int) -> None:
     """Give what is written its final name, past the power going off."""
     with locked(descriptor, certainly=False):

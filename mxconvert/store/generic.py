@@ -13,7 +13,7 @@ from mxconvert.store.generic_body import WINDOW, GenericBody, opened
 from mxconvert.store.generic_connection import WEB, WITH_FOLDERS, Connection
 from mxconvert.store.generic_faults import explained
 from mxconvert.store.generic_writing import writer_of
-from mxconvert.store.keys import is_own, segments
+from mxconvert.store.keys import PARTIAL, is_own, segments
 from mxconvert.store.pieces import guarded, unwrapped
 
 if TYPE_CHECKING:
@@ -134,6 +134,22 @@ class GenericStore:
             marker = not key or key.endswith("/")
             if key.startswith(prefix) and not (marker or is_own(_last(key))):
                 yield _info(key, each)
+
+    def partials(self) -> Iterator[ObjectInfo]:
+        """See `FileStore.partials`; object stores have none."""
+        if self._scheme not in WITH_FOLDERS:
+            return
+        with self.explained(""):
+            for each in self._files(self._base.rstrip("/")):
+                key = self._key(each["name"])
+                if key.endswith(PARTIAL):
+                    yield _info(key, each)
+
+    def drop_partial(self, key: str) -> bool:
+        """See `FileStore.drop_partial`; whether one is being written cannot be seen."""
+        with self.explained(key), contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._base + key)
+        return True
 
     def _key(self, path: str) -> str:
         return path[len(self._base) :]

@@ -26,8 +26,9 @@ class GenericBody:
     def __init__(self, explained: Explained, file: Any, begin: int, end: int) -> None:
         self._explained = explained
         self._file = file
-        self._begin, self._end = begin, end
-        self._placed = False
+        with explained():
+            self.skip = 0 if _is_placed(file, begin) else begin
+        self._begin, self._end = begin - self.skip, end
 
     def read(self, most: int, /) -> bytes:
         """See `Body.read`."""
@@ -35,9 +36,6 @@ class GenericBody:
         if count == 0:
             return b""
         with self._explained():
-            if not self._placed:
-                _place(self._file, self._begin)
-                self._placed = True
             data: bytes = self._file.read(count)
         self._begin += len(data)
         return data
@@ -70,15 +68,11 @@ class _Slices:
         pass
 
 
-def _place(file: Any, begin: int) -> None:
-    """Go to a position; read up to it where the store sends from the beginning only."""
-    if begin == 0:
-        return
-    try:
-        file.seek(begin)
-    except ValueError:
-        while begin:
-            dropped = len(file.read(min(begin, WINDOW)))
-            if not dropped:
-                raise EOFError("the object ended early") from None
-            begin -= dropped
+def _is_placed(file: Any, begin: int) -> bool:
+    """Go to a position; ``False`` if the store sends from the beginning only."""
+    if begin:
+        try:
+            file.seek(begin)
+        except ValueError:
+            return False
+    return True

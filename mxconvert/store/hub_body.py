@@ -20,8 +20,8 @@ class HubBody:
 
     def __init__(self, response: Any, begin: int, end: int, explained: Explained) -> None:
         self._response, self._explained = response, explained
-        self._skip = 0 if response.status_code == _PARTIAL else begin
-        self._todo = end - begin
+        self.skip = 0 if response.status_code == _PARTIAL else begin
+        self._todo = self.skip + end - begin
         self._pieces = _pieces(response)
         self._left = memoryview(b"")
 
@@ -32,9 +32,7 @@ class HubBody:
                 piece = next(self._pieces, None)
             if piece is None:
                 return self._left
-            dropped = min(self._skip, len(piece))
-            self._skip -= dropped
-            self._left = memoryview(piece)[dropped : dropped + self._todo]
+            self._left = memoryview(piece)[: self._todo]
             self._todo -= len(self._left)
         view, self._left = self._left[:most], self._left[most:]
         return view

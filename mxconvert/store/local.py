@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.store import copying, folders
 from mxconvert.store.base import Blob, ObjectInfo
-from mxconvert.store.keys import is_own, segments
+from mxconvert.store.keys import PARTIAL, is_own, segments
 from mxconvert.store.local_body import LocalBody, tag_of
 from mxconvert.store.pieces import guarded, unwrapped
 
@@ -125,9 +125,35 @@ class LocalStore:
         if above:
             segments(above, self.url(prefix))
         with self._translated(prefix):
-            yield from self._below(above, prefix)
+            for key in self._below(above, prefix):
+                if not is_own(key.rpartition("/")[2]):
+                    with contextlib.suppress(StoreError):  # gone, a pipe, or a link out of here
+                        yield self.head(key)
 
-    def _below(self, above: str, prefix: str) -> Iterator[ObjectInfo]:
+    def partials(self) -> Iterator[ObjectInfo]:
+        """See `FileStore.partials`."""
+        with self._translated(""):
+            for key in self._below("", ""):
+                if key.endswith(PARTIAL):
+                    with contextlib.suppress(FileNotFoundError):
+                        found = os.lstat(self.url(key))
+                        if stat.S_ISREG(found.st_mode):
+                            yield ObjectInfo(key=key, size=found.st_size, modified=found.st_mtime)
+
+    def drop_partial(self, key: str) -> bool:
+        """See `FileStore.drop_partial`."""
+        above, name = key.split("/")[:-1], key.rpartition("/")[2]
+        try:
+            with self._translated(key), folders.folder(self._root, above) as descriptor:
+                if not folders.drop_partial(name, descriptor):
+                    return False
+                folders.drop_empty(self._root, above)
+        except StoreError as error:
+            if error.fault is not StoreFault.MISSING:
+                raise
+        return True
+
+    def _below(self, above: str, prefix: str) -> Iterator[str]:
         try:
             with os.scandir(self.url(above)) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
@@ -138,9 +164,8 @@ class LocalStore:
             if entry.is_dir(follow_symlinks=False):
                 if f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._below(key, prefix)
-            elif key.startswith(prefix) and not is_own(entry.name):
-                with contextlib.suppress(StoreError):  # gone, a pipe, or a link out of here
-                    yield self.head(key)
+            elif key.startswith(prefix):
+                yield key
 
     def folders(self) -> Iterator[str]:
         """See `Store.folders`."""

@@ -13,6 +13,8 @@ _WINDOW = 2**20
 class LocalBody:
     """A range of an open file."""
 
+    skip = 0
+
     def __init__(self, where: str, file: int, begin: int, end: int) -> None:
         self._where = where
         self._file = file

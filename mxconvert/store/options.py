@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -90,16 +91,29 @@ class StoreOptions:
         """Return a number above zero.
 
         Raises:
-            UsageError: Not a number, or not above zero.
+            UsageError: Not a number, or not above zero, or without end.
         """
         value = self.values.get(key)
         try:
             number = default if value is None else float(value)
         except ValueError:
             number = 0.0
-        if not number > 0:
+        if not 0 < number < math.inf:
             raise UsageError(f"--store-option {key}={value}: expected a number above 0")
         return number
+
+    def count(self, key: str, default: int) -> int:
+        """Return a whole number above zero.
+
+        Raises:
+            UsageError: Anything else.
+        """
+        number = self.number(key, default)
+        if number != int(number):
+            raise UsageError(
+                f"--store-option {key}={self.values[key]}: expected a whole number above 0"
+            )
+        return int(number)
 
     def refuse_unknown(self, known: Iterable[str], scheme: str) -> None:
         """Refuse a key that the store would ignore.

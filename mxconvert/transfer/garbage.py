@@ -1,7 +1,7 @@
 """What unfinished pushes leave at a store, and removing it.
 
 Leftovers are multipart uploads that nobody has completed, objects in folders of versions
-without a manifest, probes, and the temporary objects of stores without multipart uploads.
+without a manifest, probes, and, where objects are files, those that were being written.
 A running push leaves the same traces for a while, so nothing younger than a grace
 period is touched, nor anything of a version in which something is: a push may well take
 longer than that.
@@ -18,6 +18,8 @@ from mxconvert.errors import StoreError, StoreFault
 from mxconvert.events import FileFinished, Notice, ignore
 from mxconvert.manifest import MANIFEST_NAME
 from mxconvert.remote import PROBE, is_folder
+from mxconvert.remote.layout import REFS
+from mxconvert.store import FileStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from mxconvert.store import Client, PartStore, Upload
 
 DEFAULT_GRACE = 24 * 3600.0
+_SAME_SECONDS = 2.0
 
 
 class Kind(StrEnum):
@@ -33,6 +36,7 @@ class Kind(StrEnum):
 
     UPLOAD = "unfinished upload"
     OBJECT = "object without a manifest"
+    PARTIAL = "unfinished file"
     PROBE = "probe"
 
 
@@ -46,6 +50,7 @@ class Leftover:
         size: Bytes that it takes, as far as the store says.
         age: Seconds since it was written, as far as the store says.
         upload: The id of an unfinished upload.
+        written: When an object was written, in seconds since the epoch.
     """
 
     kind: Kind
@@ -53,6 +58,7 @@ class Leftover:
     size: int
     age: float | None
     upload: str | None = None
+    written: float | None = None
 
 
 def find_leftovers(
@@ -64,16 +70,20 @@ def find_leftovers(
         StoreError: The store cannot be listed.
     """
     now = time.time()
-    found = [*_uploads(client, now, report), *_objects(client, now)]
+    found = [*_uploads(client, now, report), *_objects(client, now), *_partials(client, now)]
     busy = {_version_of(item) for item in found if item.age is not None and item.age < grace}
     old = [item for item in found if _version_of(item) not in busy]
     if len(old) < len(found):
         message = (
             f"{len(found) - len(old)} leftovers may belong to a push under way: something of "
-            f"their version is younger than {grace:.0f} s"
+            f"their version is younger than {_span(grace)}"
         )
         report(Notice(severity="info", code="in-grace", message=message))
     return sorted(old, key=lambda item: item.key)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"  # noqa: PLR2004
 
 
 def _version_of(item: Leftover) -> str:
@@ -85,22 +95,53 @@ def _version_of(item: Leftover) -> str:
 def remove_leftovers(
     client: Client, found: list[Leftover], report: Reporter = ignore
 ) -> list[Leftover]:
-    """Remove leftovers; a version that got its manifest meanwhile is left alone.
+    """Remove leftovers, but none that was written anew or got its manifest meanwhile.
 
     Returns:
         What was removed.
     """
     removed = []
     for item in found:
-        if item.kind is Kind.OBJECT and _has_manifest(client, _version_of(item)):
+        if item.kind is Kind.OBJECT and not _is_unused(client, item):
             continue
-        if item.upload is not None and client.parts is not None:
-            client.call(client.parts.abort, item.key, item.upload)
-        else:
-            client.delete(item.key)
+        if not _remove(client, item):
+            continue
         report(FileFinished(path=item.key, size_bytes=item.size))
         removed.append(item)
     return removed
+
+
+def _is_unused(client: Client, item: Leftover) -> bool:
+    """Whether an object is the one that was found, and its version has no manifest still."""
+    info = client.find(item.key)
+    if info is None or info.size != item.size:
+        return False
+    # Of what a listing says to the millisecond a head may say the second only.
+    if (info.modified or 0.0) - (item.written or time.time()) > _SAME_SECONDS:
+        return False
+    return not _has_manifest(client, _version_of(item))
+
+
+def _remove(client: Client, item: Leftover) -> bool:
+    """Remove one leftover; ``False`` if somebody has taken it up."""
+    if item.upload is not None and client.parts is not None:
+        client.call(client.parts.abort, item.key, item.upload)
+    elif item.kind is Kind.PARTIAL and isinstance(client.store, FileStore):
+        return client.call(client.store.drop_partial, item.key)
+    else:
+        client.delete(item.key)
+    return True
+
+
+def _partials(client: Client, now: float) -> Iterator[Leftover]:
+    store = client.store
+    if isinstance(store, FileStore):
+        for info in client.call(lambda: list(store.partials())):
+            folder = info.key.partition("/")[0]
+            if not (is_folder(folder) or info.key.startswith(REFS)):
+                continue  # of a pull, or of somebody else
+            age = None if info.modified is None else now - info.modified
+            yield Leftover(Kind.PARTIAL, info.key, info.size, age)
 
 
 def _uploads(client: Client, now: float, report: Reporter) -> Iterator[Leftover]:
@@ -142,7 +183,7 @@ def _objects(client: Client, now: float) -> Iterator[Leftover]:
             if folder not in finished:
                 finished[folder] = _has_manifest(client, folder)
             if not finished[folder]:
-                yield Leftover(Kind.OBJECT, info.key, info.size, age)
+                yield Leftover(Kind.OBJECT, info.key, info.size, age, written=info.modified)
 
 
 def _has_manifest(client: Client, folder: str) -> bool:

@@ -14,7 +14,7 @@ from mxconvert.folder import Folder, scan_folder
 from mxconvert.manifest import MANIFEST_NAME, WORK_FOLDER, Manifest, artifact_id, parse_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from mxconvert.manifest import FileEntry
@@ -136,6 +136,8 @@ class FileRange:
         self._position = begin
         self._hasher = xxh3_128()
         self._found: list[str] = []
+        self.reached: Callable[[int], None] | None = None
+        """Called with the position after each read."""
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -181,6 +183,8 @@ class FileRange:
         if self._position in (chunk_end, self._end):
             self._found.append(self._hasher.hexdigest())
             self._hasher = xxh3_128()
+        if self.reached is not None:
+            self.reached(self.tell())
         return view
 
     def check(self) -> None:

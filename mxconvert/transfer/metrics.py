@@ -37,6 +37,8 @@ _HELP = {
 class MetricsFile:
     """A reporter that writes a file every few seconds and at the end, each time whole.
 
+    The time comes from a thread: a transfer that stalls has no events, and shows as one.
+
     Raises:
         LocalError: The file cannot be written: when made, and later on too.
     """
@@ -48,20 +50,22 @@ class MetricsFile:
         self._following = following
         self._lock = threading.Lock()
         self._began = time.monotonic()
-        self._next = 0.0
         self._values = dict.fromkeys(_HELP, 0.0)
+        self._ended = threading.Event()
         self._write()
+        threading.Thread(target=self._keep_writing, name="metrics", daemon=True).start()
+
+    def _keep_writing(self) -> None:
+        while not self._ended.wait(_EVERY_SECONDS):
+            with self._lock, contextlib.suppress(LocalError):
+                if not self._ended.is_set():
+                    self._write()
 
     def __call__(self, event: Event) -> None:
         """Take one event and pass it on."""
         self._following(event)
         with self._lock:
             self._count(event)
-            if time.monotonic() < self._next:
-                return
-            self._next = time.monotonic() + _EVERY_SECONDS
-            with contextlib.suppress(LocalError):
-                self._write()
 
     def _count(self, event: Event) -> None:
         values = self._values
@@ -81,6 +85,7 @@ class MetricsFile:
         Raises:
             LocalError: The file cannot be written, and all else went well.
         """
+        self._ended.set()
         with self._lock:
             self._values["success"] = float(success)
             with contextlib.nullcontext() if success else contextlib.suppress(LocalError):
@@ -105,4 +110,7 @@ class MetricsFile:
             partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
             os.replace(partial, self._path)  # noqa: PTH105  (says that it replaces)
         except OSError as error:
-            raise LocalError(f"{self._path}: {error.strerror}") from error
+            raise LocalError(
+                f"--metrics-file {self._path}: {error.strerror}",
+                hint="choose a file that can be written, in a folder that exists",
+            ) from error

@@ -50,7 +50,7 @@ _BY_CODE: Mapping[str, StoreFault] = {
         (_TRANSIENT, StoreFault.TRANSIENT),
         (_DENIED, StoreFault.DENIED),
         (_MISSING, StoreFault.MISSING),
-        (_CHANGED, StoreFault.CHANGED),
+        (_CHANGED | _BAD_PARTS, StoreFault.CHANGED),
         (_CORRUPT, StoreFault.CORRUPT),
         (_UNSUPPORTED, StoreFault.UNSUPPORTED),
         (frozenset({"NoSuchBucket"}), StoreFault.NO_BUCKET),
@@ -88,13 +88,13 @@ def translated(where: str) -> Iterator[None]:
         raise _error(StoreFault.EXPIRED, where, str(error)) from error
     except (boto.ReadTimeoutError, boto.ConnectTimeoutError, http.TimeoutError) as error:
         raise _error(StoreFault.STALLED, where, "no byte came in time") from error
-    except (boto.SSLError, http.SSLError) as error:
-        raise _tls(error, where) from error
+    except boto.FlexibleChecksumError as error:
+        raise _error(StoreFault.CORRUPT, where, _checksums(error)) from error
     except (boto.IncompleteReadError, ResponseParserError) as error:
         raise _error(StoreFault.TRANSIENT, where, "the answer ended early") from error
     except (boto.HTTPClientError, boto.ConnectionError, http.HTTPError, OSError) as error:
         _raise_own(error)
-        raise _error(StoreFault.TRANSIENT, where, _reason(error)) from error
+        raise _of_the_line(error, where) from error
     except boto.ParamValidationError as error:
         raise UsageError(f"{where}: {error}", code="bad-url") from error
 
@@ -139,14 +139,21 @@ def _error(
     return StoreError(fault, f"{where}: {what}", hint=_HINTS.get(fault), retry_after=retry_after)
 
 
-def _tls(error: Exception, where: str) -> StoreError:
-    if _TLS in str(error):
+def _of_the_line(error: Exception, where: str) -> StoreError:
+    if isinstance(error, boto.SSLError | http.SSLError) and _TLS in str(error):
         return StoreError(
             StoreFault.REFUSED,
             f"{where}: the server's certificate cannot be verified",
             hint="pass --store-option ca_bundle=FILE with the authority's certificate",
         )
     return _error(StoreFault.TRANSIENT, where, _reason(error))
+
+
+def _checksums(error: Exception) -> str:
+    """Say in our words what botocore has found."""
+    text = str(error).replace("Expected checksum", "expected checksum")
+    text = text.replace(" did not match calculated checksum:", ", found")
+    return f"other bytes came than the store has a checksum of: {text}"
 
 
 def _reason(error: BaseException) -> str:

@@ -44,8 +44,8 @@ class S3Store(Uploads):
         self._options = options
         self.sends_checksums = options.checksum is not Checksum.WHEN_REQUIRED
         self.limits = PartLimits(
-            count=int(options.number("part_count", 10_000)),
-            object_size=int(options.number("max_object_size", _LARGEST)),
+            count=options.count("part_count", 10_000),
+            object_size=options.count("max_object_size", _LARGEST),
         )
         self._has_tags = True
         self._payer = "requester" if options.flag("requester_pays") else None
@@ -114,11 +114,7 @@ class S3Store(Uploads):
             ) from error
 
     def open(self, key: str, begin: int, end: int, etag: str | None) -> S3Body:
-        """See `Store.open`.
-
-        A store that ignores the range and sends the whole object is read from its
-        beginning, and what comes before ``begin`` is dropped.
-        """
+        """See `Store.open`."""
         answer = self._call(
             "get_object",
             key,
@@ -145,8 +141,15 @@ class S3Store(Uploads):
         )
 
     def get(self, key: str, limit: int) -> Blob:
-        """See `Store.get`."""
-        answer = self._call("get_object", key, Key=self._full(key))
+        """See `Store.get`; botocore compares the bytes with a checksum if the store has one."""
+        answer = self.checked(
+            lambda checks: self._call(
+                "get_object",
+                key,
+                Key=self._full(key),
+                ChecksumMode="ENABLED" if checks else None,
+            )
+        )
         body, size = answer["Body"], answer.get("ContentLength", 0)
         with translated(self.url(key)), contextlib.closing(body):
             data = b"" if size > limit else _read_whole(body, limit)
@@ -298,20 +301,15 @@ class S3Body:
     """The bytes of one answer."""
 
     def __init__(self, body: Any, where: str, skip: int) -> None:
+        self.skip = skip
         self._body = body
         self._where = where
-        self._skip = skip
 
     def read(self, most: int, /) -> bytes:
         """See `Body.read`."""
         with translated(self._where):
-            while self._skip:
-                dropped = len(self._body.read(min(self._skip, most)))
-                if not dropped:
-                    return b""
-                self._skip -= dropped
             data: bytes = self._body.read(most)
-            return data
+        return data
 
     def close(self) -> None:
         """See `Body.close`."""
@@ -338,6 +336,7 @@ def _info(key: str, answer: dict[str, Any], size: int) -> ObjectInfo:
         etag=answer.get("ETag"),
         crc64nvme=to_hex(crc) if crc and whole else None,
         sha256=answer.get("Metadata", {}).get(_SHA256),
+        modified=answer["LastModified"].timestamp() if "LastModified" in answer else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -11,6 +12,7 @@ from mxconvert import failpoints
 from mxconvert.digest import xxh3_128
 from mxconvert.errors import StoreError, StoreFault
 from mxconvert.events import Advanced, FileFinished
+from mxconvert.store import RangeIgnored
 from mxconvert.transfer.pull.check import compare_sha256, is_chunk_right
 from mxconvert.transfer.pull.folder import (
     open_partial,
@@ -25,11 +27,13 @@ from mxconvert.transfer.pull.journal import stamp_of
 from mxconvert.writer.atomic import local_error, sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mxconvert.manifest import FileEntry
     from mxconvert.transfer.crew import Task
     from mxconvert.transfer.pull.context import PullContext
+
+    Fetch = Callable[[dict[int, str], str | None], None]
 
 SPAN_CHUNKS = 4
 """Chunks that one request fetches: 64 MiB."""
@@ -61,6 +65,8 @@ class FilePull:
         self._fd = -1
         self._etag: str | None = None
         self._pins = 0
+        self._at_work = 0
+        self._is_streaming = False
         self._is_claimed = False
         self._noted: set[int] = set()
         self._missing = set(range(len(entry.chunks)))
@@ -78,6 +84,8 @@ class FilePull:
         self._map.open(self._noted)
         if not self._missing:
             return (self._finish,)
+        if self._context.client.ignores_ranges:
+            return (self._stream,)
         count = len(self._entry.chunks)
         begins = range(0, count, SPAN_CHUNKS)
         spans = [range(begin, min(begin + SPAN_CHUNKS, count)) for begin in begins]
@@ -107,7 +115,10 @@ class FilePull:
 
     def _is_right_on_disk(self, index: int) -> bool:
         self._context.client.check()
-        return is_chunk_right(self._fd, self._entry, index, self._context.chunk_size)
+        try:
+            return is_chunk_right(self._fd, self._entry, index, self._context.chunk_size)
+        except OSError as error:
+            raise local_error(error, self._path) from error
 
     def _range(self, index: int) -> tuple[int, int]:
         return self._entry.chunk_range(index, self._context.chunk_size)
@@ -120,9 +131,39 @@ class FilePull:
 
     def _see_to(self, span: range) -> Iterable[Task]:
         """Keep the chunks of a span that are there and right, fetch the others."""
-        pending = [index for index in span if not self._keeps(index)]
-        if pending:
-            self._fetch(pending)
+        if self._context.client.ignores_ranges:
+            return (self._stream,)
+        with self._working():
+            pending = [index for index in span if not self._keeps(index)]
+            try:
+                self._fetch(pending, self._in_runs)
+            except RangeIgnored:
+                return (self._stream,)
+        return self._after_work()
+
+    def _stream(self) -> Iterable[Task]:
+        """Fetch what is missing in one request: the store sends the whole file each time."""
+        with self._lock:
+            mine, self._is_streaming = not self._is_streaming, True
+            left = sorted(self._missing)
+        if not mine:
+            return self._after_work()
+        with self._working():
+            self._fetch([index for index in left if not self._keeps(index)], self._at_once)
+        return self._after_work()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Count who may still write to the file."""
+        with self._lock:
+            self._at_work += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work -= 1
+
+    def _after_work(self) -> Iterable[Task]:
         return (self._finish,) if self._claim() else ()
 
     def _keeps(self, index: int) -> bool:
@@ -132,9 +173,9 @@ class FilePull:
         return True
 
     def _claim(self) -> bool:
-        """Whether nothing is missing any more, and this thread is the first to see it."""
+        """Whether all is done, nobody is at work, and this thread is the first to see it."""
         with self._lock:
-            mine = not self._missing and not self._is_claimed
+            mine = not (self._missing or self._at_work or self._is_claimed)
             self._is_claimed = self._is_claimed or mine
         return mine
 
@@ -176,56 +217,69 @@ class FilePull:
             self._pin_anew()
             return self._etag
 
-    def _fetch(self, pending: list[int]) -> None:
-        etag, tries, found = self._pin(), 0, ""
-        while pending:
+    def _fetch(self, chunks: Iterable[int], fetch: Fetch) -> None:
+        """Fetch chunks until each is right.
+
+        What counts is what this thread has written: another one may write the same chunk.
+        """
+        left = dict.fromkeys(chunks, "")
+        etag, tries = self._pin() if left else None, 0
+        while left:
             try:
-                wrong = self._fetch_runs(pending, etag)
+                fetch(left, etag)
             except StoreError as error:
                 if error.fault is not StoreFault.CHANGED:
                     raise
                 etag = self._repin(etag, error)
-                pending = [index for index in pending if index in self._missing]
                 continue
             tries += 1
-            pending, found = list(wrong), next(iter(wrong.values()), "")
-            if pending and tries >= _TRIES:
-                raise self._wrong(pending[0], found)
+            if left and tries >= _TRIES:
+                raise self._wrong(*next(iter(left.items())))
 
-    def _fetch_runs(self, chunks: list[int], etag: str | None) -> dict[int, str]:
+    def _in_runs(self, left: dict[int, str], etag: str | None) -> None:
         """Fetch chunks, neighbours in one request.
 
-        Returns:
-            Those that arrived wrong, and what their digest was.
-        """
-        wrong: dict[int, str] = {}
-        for run in _runs(chunks):
-            begin, end = self._range(run[0])[0], self._range(run[-1])[1]
-            pieces = self._context.client.pieces(self._key, begin, end, etag)
-            wrong |= self._take(pieces, run)
-        return wrong
+        Args:
+            left: The chunks. Those that arrive right are removed; of the others the value
+                becomes the digest that they had.
+            etag: Of the object.
 
-    def _take(self, pieces: Iterable[bytes | memoryview], run: range) -> dict[int, str]:
-        """Write the bytes of a run of chunks while checking them."""
-        wrong = {}
+        Raises:
+            RangeIgnored: The store sends the whole file instead.
+        """
+        for run in _runs(sorted(left)):
+            begin, end = self._range(run[0])[0], self._range(run[-1])[1]
+            pieces = self._context.client.pieces(self._key, begin, end, etag, in_ranges=True)
+            self._take(pieces, run, left)
+
+    def _at_once(self, left: dict[int, str], etag: str | None) -> None:
+        """Fetch chunks, and what lies between them, in one request; as `_in_runs`."""
+        run = range(min(left), max(left) + 1)
+        begin, end = self._range(run[0])[0], self._range(run[-1])[1]
+        self._take(self._context.client.pieces(self._key, begin, end, etag), run, left)
+
+    def _take(self, pieces: Iterable[bytes | memoryview], run: range, left: dict[int, str]) -> None:
+        """Write those bytes of a run of chunks that are wanted while checking them."""
         index, (position, end) = run[0], self._range(run[0])
         hasher = xxh3_128()
         for piece in pieces:
             view = memoryview(piece)
             while view:
                 part = view[: end - position]
-                hasher.update(part)
-                write_at(self._fd, part, position, self._partial)
+                if index in left:
+                    hasher.update(part)
+                    write_at(self._fd, part, position, self._partial)
                 position, view = position + len(part), view[len(part) :]
                 if position < end:
                     continue
-                if not self._accept(index, found := hasher.hexdigest()):
-                    wrong[index] = found
+                if index in left:
+                    left[index] = hasher.hexdigest()
+                    if self._accept(index, left[index]):
+                        del left[index]
                 if index == run[-1]:
                     break
                 index, hasher = index + 1, xxh3_128()
                 position, end = self._range(index)
-        return wrong
 
     def _accept(self, index: int, found: str) -> bool:
         """Note a chunk as done if its digest is right."""
@@ -243,8 +297,10 @@ class FilePull:
     def _done(self, index: int, *, resumed: bool = False) -> None:
         begin, end = self._range(index)
         with self._lock:
+            is_first = index in self._missing
             self._missing.discard(index)
-        self._advance(end - begin, resumed=resumed)
+        if is_first:
+            self._advance(end - begin, resumed=resumed)
 
     def _wrong(self, index: int, found: str) -> StoreError:
         begin, end = self._range(index)
@@ -278,9 +334,13 @@ class FilePull:
         return self._finished()
 
     def _compare_sha256(self) -> None:
-        if self._context.sha256:
-            where = f"{self._url} as {self._path}"
+        if not self._context.sha256:
+            return
+        where = f"{self._url} as {self._path}"
+        try:
             compare_sha256(self._fd, self._entry, where, self._context.client.check, _TAMPERED)
+        except OSError as error:
+            raise local_error(error, self._path) from error
 
     def _advance(self, num_bytes: int, *, resumed: bool = False) -> None:
         if resumed:

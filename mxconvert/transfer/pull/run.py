@@ -69,8 +69,9 @@ def pull_artifact(
     try:
         return _pull(client, target, options, report)
     except OSError as error:
-        where = Path(os.fsdecode(error.filename)) if error.filename else target
-        raise local_error(error, where) from error
+        if not error.filename:  # not of a file: whoever reports has lost its reader
+            raise
+        raise local_error(error, Path(os.fsdecode(error.filename))) from error
 
 
 def _pull(client: Client, target: Path, options: PullOptions, report: Reporter) -> PullResult:
@@ -179,10 +180,12 @@ def _is_complete(context: PullContext, options: PullOptions) -> bool:
 
 def _comparison(context: PullContext, entry: FileEntry) -> Task:
     def compare() -> Iterable[Task]:
+        path = context.target / entry.path
         fd = open_plain(context.target, entry.path)
         try:
-            path = context.target / entry.path
             compare_sha256(fd, entry, path, context.client.check, hint=_REPAIR)
+        except OSError as error:
+            raise local_error(error, path) from error
         finally:
             os.close(fd)
         return ()

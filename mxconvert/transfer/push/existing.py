@@ -44,14 +44,18 @@ def says_the_same(info: ObjectInfo | None, entry: FileEntry) -> bool | None:
 
 
 def _reads_the_same(client: Client, info: ObjectInfo, entry: FileEntry, chunk_size: int) -> bool:
-    for index, chunk in enumerate(entry.chunks):
-        begin, end = entry.chunk_range(index, chunk_size)
-        hasher = xxh3_128()
-        for piece in client.pieces(info.key, begin, end, info.etag):
-            hasher.update(piece)
-        if hasher.hexdigest() != chunk.xxh3_128:
-            return False
-    return True
+    hasher, index, left = xxh3_128(), 0, chunk_size
+    for piece in client.pieces(info.key, 0, info.size, info.etag):
+        view = memoryview(piece)
+        while view:
+            hasher.update(view[:left])
+            view, left = view[left:], left - len(view[:left])
+            if left:
+                continue
+            if hasher.hexdigest() != entry.chunks[index].xxh3_128:
+                return False
+            hasher, index, left = xxh3_128(), index + 1, chunk_size
+    return left == chunk_size or hasher.hexdigest() == entry.chunks[index].xxh3_128
 
 
 def copies(client: Client, manifest: Manifest, own_folder: str) -> dict[str, str]:

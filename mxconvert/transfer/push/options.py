@@ -37,17 +37,20 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """Files and bytes by outcome; shared between threads."""
+    """Files and bytes by outcome, and which were there already; shared between threads."""
 
     files: Counter[Outcome] = field(default_factory=Counter)
     bytes: Counter[Outcome] = field(default_factory=Counter)
+    present: set[str] = field(default_factory=set)
     resumed_bytes: int = 0
     told: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, outcome: Outcome, size: int, resumed: int = 0) -> None:
+    def add(self, path: str, outcome: Outcome, size: int, resumed: int = 0) -> None:
         """Count a finished file; ``resumed`` bytes of it an earlier run had sent."""
         with self._lock:
+            if outcome is Outcome.PRESENT:
+                self.present.add(path)
             self.files[outcome] += 1
             self.bytes[outcome] += size
             self.resumed_bytes += resumed

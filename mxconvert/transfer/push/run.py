@@ -77,7 +77,8 @@ def plan_push(
     if part_size is not None and largest > part_size:
         message = (
             f"parts of up to {largest} bytes instead of {part_size}: they are multiples of "
-            f"{chunk_size}, and an object has at most {limits.count}"
+            f"{chunk_size}, the store takes {limits.smallest} at least, and an object has at most "
+            f"{limits.count}"
         )
         report(Notice(severity="info", code="part-size-raised", message=message))
     return [
@@ -134,23 +135,34 @@ def _publish(context: PushContext) -> None:
     context.report(Started(what="push", total_bytes=total, total_files=len(manifest.files)))
     payload = [entry for entry in manifest.files if entry.role is not FileRole.INDEX]
     _send(context, sorted(payload, key=lambda entry: -entry.size))
+    is_published = _is_published(context)
+    if not is_published:
+        _look_again(context, [entry for entry in payload if entry.path in context.tally.present])
     failpoints.hit("push.before-index")
     _send(context, [entry for entry in manifest.files if entry.role is FileRole.INDEX])
     failpoints.hit("push.before-manifest")
-    _put_manifest(context)
+    data = context.artifact.data
+    if not is_published:
+        context.client.put(context.key(MANIFEST_NAME), data)
+    outcome = Outcome.PRESENT if is_published else Outcome.SENT
+    context.tally.add(MANIFEST_NAME, outcome, len(data))
 
 
-def _put_manifest(context: PushContext) -> None:
-    """Write the manifest, unless it is there."""
+def _is_published(context: PushContext) -> bool:
+    """Whether the manifest is there."""
     key, data = context.key(MANIFEST_NAME), context.artifact.data
     info = context.client.find(key)
-    crc = f"{crc64nvme(data):016x}"
-    if info is not None and (info.size, info.crc64nvme) == (len(data), crc):
-        outcome = Outcome.PRESENT
-    else:
-        context.client.put(key, data)
-        outcome = Outcome.SENT
-    context.tally.add(outcome, len(data))
+    if info is None or info.size != len(data):
+        return False
+    if info.crc64nvme is not None:
+        return info.crc64nvme == f"{crc64nvme(data):016x}"
+    return context.client.get(key, len(data)).data == data
+
+
+def _look_again(context: PushContext, entries: list[FileEntry]) -> None:
+    """Look once more for files: `gc` may have removed one that was there already."""
+    tasks = (FilePush(context, entry).look for entry in entries)
+    Crew(context.client.options.jobs, context.client).run(tasks)
 
 
 def _send(context: PushContext, entries: list[FileEntry]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -19,7 +20,7 @@ from mxconvert.transfer.push.existing import is_there, says_the_same
 from mxconvert.transfer.push.options import Outcome, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from mxconvert.events import Reporter
     from mxconvert.manifest import FileEntry
@@ -99,16 +100,19 @@ class FilePush:
         self._identity = Identity(entry.size, entry.sha256, entry.crc64nvme)
         self._lock = threading.Lock()
         self._state: _Progress | None = None
+        self._uploads: set[str] = set()  # of the key, begun by this push or found
         self._restarts = 0
-        self._advanced = 0
+        self._advanced = self._sent = 0
 
     def begin(self) -> Iterable[Task]:
         """Find out what is missing and return the tasks that send it."""
         client = self._context.client
         info = client.find(self._key)
         if is_there(client, info, self._entry, self._context.chunk_size):
+            self._drop_uploads()
             # After a restart it is what this push has sent: the answer was lost.
-            return self._finished(Outcome.SENT if self._restarts else Outcome.PRESENT)
+            outcome = Outcome.SENT if self._restarts else Outcome.PRESENT
+            return self._finished(outcome, in_parts=True)
         if self._copy():
             return self._finished(Outcome.COPIED)
         plan = self._plan()
@@ -116,6 +120,24 @@ class FilePush:
             self._send_whole()
             return self._finished(Outcome.SENT)
         return self._begin_parts(plan)
+
+    def look(self) -> Iterable[Task]:
+        """Make sure that the file is there.
+
+        Raises:
+            StoreError: It is not.
+        """
+        try:
+            self._confirm()
+        except StoreError as error:
+            if error.fault is not StoreFault.MISSING:
+                raise
+            raise StoreError(
+                StoreFault.CHANGED,
+                f"{error.message}: it was removed during the push",
+                hint="let no `mxconvert gc` run meanwhile, and run the same command again",
+            ) from error
+        return ()
 
     def _plan(self) -> PartPlan | None:
         parts = self._context.client.parts
@@ -148,12 +170,28 @@ class FilePush:
 
     def _send_whole(self) -> None:
         client, entry = self._context.client, self._entry
-        client.take_rate(entry.size)
         with self._context.artifact.open(entry) as fd:
             body = FileRange(fd, entry, 0, entry.size, self._context.chunk_size)
-            client.call(lambda: client.store.upload(self._key, body.pieces(), self._identity))
-        client.moved(bytes_out=entry.size)
+
+            def attempt(reached: Callable[[int], None]) -> None:
+                body.reached = reached
+                try:
+                    client.store.upload(self._key, self._paced(body), self._identity)
+                except BaseException:
+                    self._advance(-self._advanced)  # nothing of it is there
+                    raise
+
+            client.send(attempt)
         self._confirm()
+
+    def _paced(self, body: FileRange) -> Iterator[memoryview]:
+        """Yield a body's pieces at the rate that is asked for; tell of them as they go."""
+        client = self._context.client
+        for piece in body.pieces():
+            client.take_rate(len(piece))
+            yield piece
+            client.moved(bytes_out=len(piece))
+            self._advance(len(piece))
 
     # ------------------------------------------------------------------------- in parts
 
@@ -169,6 +207,7 @@ class FilePush:
             client = self._context.client
             upload = client.call(self._parts.begin_upload, self._key, self._identity)
             found = _Progress(upload, plan)
+            self._uploads.add(upload)
             self._context.tell_of_checksums()
             failpoints.hit("push.upload-begun")
         self._state = found
@@ -192,10 +231,16 @@ class FilePush:
             if error.fault in (StoreFault.UNSUPPORTED, StoreFault.DENIED, StoreFault.MISSING):
                 return None
             raise
-        found = [self._resumed(upload, plan) for upload in left if upload.key == self._key]
+        own = [upload for upload in left if upload.key == self._key]
+        self._uploads.update(upload.id for upload in own)
+        found = [state for upload in own if (state := self._resumed(upload, plan)) is not None]
         return max(found, key=lambda state: state.promise, default=None)
 
-    def _resumed(self, upload: Upload, plan: PartPlan) -> _Progress:
+    def _resumed(self, upload: Upload, plan: PartPlan) -> _Progress | None:
+        """Return how far an upload is; ``None`` if it is gone, or of parts of another size.
+
+        Such a one may belong to a push under way, whose parts must not be overwritten.
+        """
         state = _Progress(upload.id, plan)
         client = self._context.client
         try:
@@ -203,7 +248,7 @@ class FilePush:
         except StoreError as error:
             if error.fault is not StoreFault.MISSING:
                 raise
-            return state
+            return None
         for part in parts:
             begin, end = plan.range(part.number)
             if part.number > plan.count or part.size != end - begin:
@@ -213,7 +258,7 @@ class FilePush:
                 state.resumed += part.size
             elif part.crc64nvme is None and _MD5.fullmatch(part.etag):
                 state.unproven[part.number] = part
-        return state
+        return state if state.promise or not parts else None
 
     def _check_part(self, state: _Progress, number: int) -> Iterable[Task]:
         """Keep a part of an earlier run if its tag is the MD5 of the file's bytes.
@@ -251,8 +296,9 @@ class FilePush:
         with self._context.artifact.open(self._entry) as fd:
             body = FileRange(fd, self._entry, begin, end, self._context.chunk_size)
 
-            def attempt() -> Part:
+            def attempt(reached: Callable[[int], None]) -> Part:
                 body.seek(0)
+                body.reached = reached
                 try:
                     part = self._parts.upload_part(self._key, state.upload, number, body, crc)
                 except StoreError as error:
@@ -263,10 +309,12 @@ class FilePush:
                 return part
 
             try:
-                part = client.call(attempt)
+                part = client.send(attempt)
             except StoreError as error:
                 return self._restart(state, error)
         client.moved(bytes_out=end - begin)
+        with self._lock:
+            self._sent += end - begin
         failpoints.hit("push.part-sent")
         return self._note_part(state, part)
 
@@ -278,12 +326,23 @@ class FilePush:
             client.call(self._parts.complete, self._key, state.upload, parts, self._identity)
         except StoreError as error:
             return self._restart(state, error)
+        self._uploads.discard(state.upload)
         self._confirm()
-        return self._finished(Outcome.SENT, state.resumed)
+        self._drop_uploads()
+        return self._finished(Outcome.SENT, in_parts=True)
+
+    def _drop_uploads(self) -> None:
+        """Drop other uploads of the key, now that its object is right.
+
+        Another push that goes on with one of them finds it gone, and the object there.
+        """
+        while self._uploads:
+            with contextlib.suppress(StoreError):  # `gc` finds what is left
+                self._context.client.call(self._parts.abort, self._key, self._uploads.pop())
 
     def _restart(self, state: _Progress, error: StoreError) -> Iterable[Task]:
-        """Begin anew when the upload is gone: completed by another push, or dropped."""
-        if error.fault is not StoreFault.MISSING:
+        """Begin anew when the upload is gone, or its parts are others, by another push."""
+        if error.fault not in (StoreFault.MISSING, StoreFault.CHANGED):
             raise error
         with self._lock:
             if self._state is not state:
@@ -325,10 +384,12 @@ class FilePush:
         if num_bytes:
             self._context.report(Advanced(num_bytes=num_bytes))
 
-    def _finished(self, outcome: Outcome, resumed: int = 0) -> Iterable[Task]:
+    def _finished(self, outcome: Outcome, *, in_parts: bool = False) -> Iterable[Task]:
+        by_others = in_parts and outcome is Outcome.SENT
+        resumed = max(0, self._entry.size - self._sent) if by_others else 0
         self._advance(self._entry.size - self._advanced)
         self._context.tell_of_checksums()
-        self._context.tally.add(outcome, self._entry.size, resumed)
+        self._context.tally.add(self._entry.path, outcome, self._entry.size, resumed)
         self._context.report(FileFinished(path=self._entry.path, size_bytes=self._entry.size))
         failpoints.hit("push.file-finished")
         return ()
