@@ -21,7 +21,7 @@ _WORD: Final = """
     min.bf16x2 c, c, k3;
     min.bf16x2 a, a, c;
     shr.u32 t, t, 12;
-    lop3.b32 a, a, t, 0x00070007, 0xAC;
+    lop3.b32 a, a, t, 0x00070007, 0xE4;
     and.b32 r{number}, a, 0x000F000F;
 """
 """A word of two BF16 to their codes in bytes 0 and 2; adding zero turns -0.0 into 0.0.
