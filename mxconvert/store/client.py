@@ -215,10 +215,12 @@ class Client:
         """Delete objects at the end, as far as the store lets us.
 
         After a failure that is tried once: a store that does not answer would otherwise
-        be waited for again, for each of them.
+        be waited for again, for each of them. After a signal nothing is waited for.
         """
         try:
             yield
+        except Interrupted:
+            raise
         except BaseException:
             with contextlib.suppress(StoreError):
                 for key in keys:
