@@ -373,8 +373,9 @@ class _Attempts:
         client.tell(error)
         most = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(self._count - 1, 10))
         wait = max(client.jitter(most), error.retry_after or 0.0)
+        wait = min(wait, max(0.0, client.options.retry_for - self._idle_seconds))
         client.counters.add(retries=1, waited_seconds=wait)
-        client.sleep(min(wait, max(0.0, client.options.retry_for - self._idle_seconds)))
+        client.sleep(wait)
 
     def _is_last(self, error: StoreError) -> bool:
         limits = {StoreFault.SKEWED: _SKEW_TRIES, StoreFault.CORRUPT: _CORRUPT_TRIES}
