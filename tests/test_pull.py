@@ -200,6 +200,17 @@ def test_a_tag_whose_version_is_gone(place: Place) -> None:
     fail_cleanly(place.pull(place.url() + "@old"), 6, "'old' points at " + "1" * 64, made.id[:16])
 
 
+def test_a_version_that_is_not_finished_is_told_as_such(place: Place) -> None:
+    """It is there for who lists it, and cannot be pulled."""
+    made = place.publish()
+    unfinished = "0123456789abcdef"
+    place.s3.put(place.bucket, f"{PREFIX}/{unfinished}/config.json", b"{}")
+    there = f"versions there: {unfinished} (unfinished), {made.id[:16]} (latest)"
+    if made.id < unfinished:
+        there = f"versions there: {made.id[:16]} (latest), {unfinished} (unfinished)"
+    fail_cleanly(place.pull(f"{place.url()}@{unfinished}"), 6, f"no version {unfinished}", there)
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"schema_version": 2, "id": "x"}', b"\xff"])
 def test_a_damaged_tag(place: Place, data: bytes) -> None:
     """Is no version; the other versions can still be asked for, and are named."""

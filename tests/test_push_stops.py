@@ -139,7 +139,7 @@ def test_a_file_that_shrinks_while_it_is_sent(
     site.assert_unpublished(large)
 
 
-STALLS: dict[str, tuple[Action, str, str]] = {
+STALLS: dict[str, tuple[Action, str | tuple[str, ...], str]] = {
     "part": (NeverAnswer(), "UploadPart", "*"),
     "small file": (NeverAnswer(), "PutObject", "*/config.json"),
     "head": (NeverAnswer(), "HeadObject", "*-dense-*"),
@@ -148,6 +148,7 @@ STALLS: dict[str, tuple[Action, str, str]] = {
     "listing": (Stall(100), "ListObjectsV2", "*"),
     "manifest": (NeverAnswer(), "PutObject", "*/mxconvert.manifest.json"),
     "tag": (NeverAnswer(), "GetObject", "*/latest.json"),
+    "anything": (NeverAnswer(), (), "*"),
 }
 
 

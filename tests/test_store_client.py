@@ -246,3 +246,16 @@ def test_rate_limit() -> None:
     assert clock.now - begin == pytest.approx(4.0)
     RateLimit(None, lambda: clock.now).take(10**12, clock.sleep)
     assert clock.now - begin == pytest.approx(4.0)
+
+
+def test_the_reason_of_errors_that_wrap_one_another() -> None:
+    """A signal that comes while botocore handles an error makes a ring of them."""
+    from botocore.exceptions import HTTPClientError
+
+    from mxconvert.store.s3.faults import translated
+
+    inner = OSError("the line is dead")
+    outer = HTTPClientError(error=inner)
+    inner.__context__ = outer
+    with pytest.raises(StoreError, match="key: "), translated("key"):
+        raise outer

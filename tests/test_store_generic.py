@@ -82,6 +82,17 @@ class TestFileSystemWithFolders(StoreBehaviour):
         yield make("webdav://server/some dir/store", auto_mkdir="true")
         _registry.pop("webdav")
 
+    def test_files_that_a_killed_writer_has_left(self, store, tmp_path):
+        store.put("v/a", b"1")
+        left = tmp_path / "some dir" / "store" / "v" / "a.0123.partial"
+        left.write_bytes(b"12345")
+        assert keys(store) == ["v/a"]
+        [found] = store.partials()
+        assert (found.key, found.size) == ("v/a.0123.partial", 5)
+        assert store.drop_partial(found.key)
+        assert not left.exists()
+        assert keys(store) == ["v/a"]
+
 
 @pytest.fixture
 def web():

@@ -215,10 +215,12 @@ class Client:
         """Delete objects at the end, as far as the store lets us.
 
         After a failure that is tried once: a store that does not answer would otherwise
-        be waited for again, for each of them.
+        be waited for again, for each of them. After a signal nothing is waited for.
         """
         try:
             yield
+        except Interrupted:
+            raise
         except BaseException:
             with contextlib.suppress(StoreError):
                 for key in keys:
@@ -371,8 +373,9 @@ class _Attempts:
         client.tell(error)
         most = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(self._count - 1, 10))
         wait = max(client.jitter(most), error.retry_after or 0.0)
+        wait = min(wait, max(0.0, client.options.retry_for - self._idle_seconds))
         client.counters.add(retries=1, waited_seconds=wait)
-        client.sleep(min(wait, max(0.0, client.options.retry_for - self._idle_seconds)))
+        client.sleep(wait)
 
     def _is_last(self, error: StoreError) -> bool:
         limits = {StoreFault.SKEWED: _SKEW_TRIES, StoreFault.CORRUPT: _CORRUPT_TRIES}

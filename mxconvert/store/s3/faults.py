@@ -157,13 +157,17 @@ def _checksums(error: Exception) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost reason, without the URL with its query that wraps it."""
-    inner = error
+    """Return the innermost reason, without the URL with its query that wraps it.
+
+    What an error wraps may itself have come up while that error was handled: a ring.
+    """
+    inner, seen = error, {id(error)}
     while True:
         nested = getattr(inner, "kwargs", {}).get("error") or inner.__cause__ or inner.__context__
-        if nested is None or nested is inner:
+        if nested is None or id(nested) in seen:
             break
         inner = nested
+        seen.add(id(inner))
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
     return str(inner) or type(inner).__name__
