@@ -103,6 +103,29 @@ def test_one_ragged_expert_keeps_its_layer_and_no_other(tmp_path: Path) -> None:
     assert len(packed) == 24
 
 
+@pytest.mark.parametrize(
+    ("order", "template"),
+    [
+        (r"layers.\1.mlp.experts.\3.\2.", "layers.{layer}.mlp.experts.{projection}.{expert}"),
+        (r"experts.\2.layers.\1.\3.", "experts.{expert}.layers.{layer}.{projection}"),
+        (r"bank.\3.\2.of.\1.", "bank.{projection}.{expert}.of.{layer}"),
+    ],
+)
+def test_a_layer_is_a_layer_in_any_order_of_names(
+    order: str, template: str, tmp_path: Path
+) -> None:
+    """Engines load the experts of a layer under one scheme, gate, up and down together."""
+    known = r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)\."
+    model = unknown(bf16_model()).rename(lambda name: re.sub(known, order, name))
+    source = model.write(tmp_path / "source")
+    kept = "model." + re.sub(known, order, "layers.1.mlp.experts.3.up_proj.").rstrip(".")
+    shell("quantize", source, tmp_path / "out", *generic(template), "--exclude", kept).ok()
+    first = {re.sub(known, order, name) for name in bf16_model().tensors if ".0.mlp.ex" in name}
+    assert len(first) == 24
+    assert set(read_artifact(tmp_path / "out").quantized) == first
+    check_declared(read_artifact(tmp_path / "out"))
+
+
 @pytest.mark.parametrize("flags", ["", ":out-in"])
 def test_fused_experts(flags: str, tmp_path: Path) -> None:
     """Split into names that engines ask for; which way round, the config's sizes say."""
@@ -162,6 +185,9 @@ def test_missing_experts_are_named(tmp_path: Path) -> None:
         (("layers.{layer}.mlp.w=w1,w1",), "no projections"),
         (("layers.{layer}.mlp.w=w1,w3:upside-down",), "after a colon"),
         (("layers.{layer}.mlp.w=w1,w3:in-out:out-in",), "after a colon"),
+        (("layers.{layer}.mlp.w2=w2:interleaved",), "more than one projection"),
+        (("layers.{layer}.mlp.experts.{projection}{expert}",), "two fields touch"),
+        (("mlp.experts.e{layer}{expert}.{projection}",), "two fields touch"),
         (("",), "once each"),
     ],
 )
