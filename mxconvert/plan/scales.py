@@ -112,6 +112,15 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
     )
 
 
+def block_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the rows and columns that share a scale: as config.json says, else 128 x 128.
+
+    Raises:
+        SourceError: config.json says something else than two sizes.
+    """
+    return _declared_block(config) or _USUAL_BLOCK
+
+
 def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     for part in (config, text_config(config)):
         declared = part.get("quantization_config")
