@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, UsageError
 from mxconvert.manifest import (
     MANIFEST_NAME,
     TENSORS_NAME,
@@ -273,3 +273,15 @@ def test_foreign_folder_without_index(foreign: Path) -> None:
 def test_a_bound_that_nothing_is_compared_with_is_refused(artifact: Path) -> None:
     """`--max-error` belongs to what level numeric measures."""
     fail_cleanly(shell("verify", artifact, "--max-error", "0.1"), 2, "--max-error")
+
+
+def test_a_source_is_compared_with(artifact: Path, shared_source: Path) -> None:
+    """Given without a level it means numeric; with a lower one it would have no effect."""
+    given = ("--source", shared_source)
+    report = shell("verify", artifact, *given, "--json").ok().json()
+    assert report["level"] == "numeric"
+    assert report["counts"]["tensors_recomputed"] == 48
+    for level in ("structure", "digest"):
+        fail_cleanly(shell("verify", artifact, "--level", level, *given), 2, level, "numeric")
+    with pytest.raises(UsageError, match="compares with no source"):
+        verify(artifact, "digest", source=shared_source)
