@@ -99,8 +99,9 @@ def verify(
 
     structure reads headers, config and index; digest (the default) reads every byte once;
     numeric (the default with --source) recomputes the quantized weights from --source by an
-    independent path and compares bit for bit. URL[@VERSION] checks an artifact at a store: every byte, a part with
-    --sample, or, with --remote, what the store and the headers say. --json prints one document.
+    independent path and compares bit for bit. URL[@VERSION] checks an artifact at a store:
+    every byte, a part with --sample, or, with --remote, what the store and the headers say.
+    --json prints one document.
     """
     del debug
     from mxconvert.source import local_path
