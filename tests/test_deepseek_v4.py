@@ -212,3 +212,18 @@ def test_half_a_pair_is_refused(half: str, command: str, tmp_path: Path) -> None
     result = shell(command, source, tmp_path / "out", *force)
     fail_cleanly(result, 5, "quantized already", W2)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["quantize", "dequantize"])
+def test_a_scale_that_is_nan_is_refused(command: str, tmp_path: Path) -> None:
+    """What is repacked would carry it on, and no engine says so."""
+    model = v4_model()
+    name = f"{W2}.scale"
+    data = bytearray(model.tensors[name].data)
+    data[7 * 3 + 2] = 255
+    model = model.adding({name: model.tensors[name]._replace(data=bytes(data))})
+    force = ("--force",) if command == "quantize" else ()
+    source = model.write(tmp_path / "source")
+    result = shell(command, source, tmp_path / "out", *force)
+    fail_cleanly(result, 5, W2, "NaN", "row 7", "block 2" if command == "quantize" else "column 64")
+    assert not (tmp_path / "out" / "mxconvert.manifest.json").exists()
