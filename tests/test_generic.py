@@ -22,6 +22,7 @@ from tests.support import (
 )
 from tests.support.families.check import check_values
 from tests.support.matching import check_declared
+from tests.support.models import tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +91,21 @@ def test_names_that_nobody_uses(tmp_path: Path) -> None:
     shell("verify", tmp_path / "out", "--source", source).ok()
     report = shell("report", tmp_path / "out", "--source", source, "--json").ok()
     assert '"expert": 7' in report.stdout
+
+
+def test_a_norm_within_an_expert_is_kept(tmp_path: Path) -> None:
+    """A template names matrices; vectors of an expert under such a name are no projection."""
+    norms = {
+        f"model.layers.{layer}.mlp.experts.{expert}.norm.weight": tensor(f"{expert}", (64,))
+        for layer in range(2)
+        for expert in range(8)
+    }
+    model = unknown(bf16_model()).adding(norms)
+    done = converted(
+        model.write(tmp_path / "source"), tmp_path / "out", *generic(NAMES), "--strict"
+    )
+    assert len(done.artifact.quantized) == 48
+    assert norms.keys() <= set(done.artifact.kept)
 
 
 def test_one_ragged_expert_keeps_its_layer_and_no_other(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def find_recipe(
         config: The parsed config.json.
         name: Of a recipe.
         expert_weights: The user's templates, for the recipe ``generic``.
-        names: All tensor names, for the recipe ``generic``.
+        names: Of all matrices, for the recipe ``generic``.
 
     Raises:
         UsageError: No recipe is called ``name``, or the templates are wrong.

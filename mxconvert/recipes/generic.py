@@ -51,7 +51,8 @@ def generic_recipe(templates: Sequence[str], names: Iterable[str]) -> Recipe:
 
     Args:
         templates: Of ``--expert-weights``.
-        names: Tensor names, in which the projections of unfused experts are looked up.
+        names: Of matrices, in which the projections of unfused experts are looked up; a norm
+            within an expert is none.
 
     Raises:
         UsageError: No template, or one that cannot be read or contradicts another.
