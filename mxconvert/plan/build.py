@@ -110,15 +110,12 @@ def resolve_recipe(checkpoint: Checkpoint, options: Options) -> Recipe:
         UsageError: ``--recipe`` names none, or templates that do not fit.
     """
     templates, names = options.expert_weights, checkpoint.tensors
-    matrices = [name for name, tensor in names.items() if len(tensor.shape) >= _RANK]
     if templates and options.recipe != GENERIC:
         raise UsageError(
             f"--expert-weights is for --recipe {GENERIC} only",
             hint=f"add --recipe {GENERIC}, or leave it out: the other recipes know the names",
         )
-    recipe = find_recipe(
-        checkpoint.config, options.recipe, expert_weights=templates, names=matrices
-    )
+    recipe = find_recipe(checkpoint.config, options.recipe, expert_weights=templates, tensors=names)
     if recipe is not None:
         refuse_unmatched(templates, names)
         return recipe

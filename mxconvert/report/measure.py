@@ -245,7 +245,7 @@ def _recipe_of(checkpoint: Checkpoint, manifest: Manifest | None) -> Recipe | No
         checkpoint.config,
         manifest.model.recipe,
         expert_weights=templates,
-        names=checkpoint.tensors,
+        tensors=checkpoint.tensors,
     )
 
 
