@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -158,6 +159,17 @@ def test_fused_experts(flags: str, tmp_path: Path) -> None:
         check_values(artifact, f"{name}.gate_proj.weight", gate_up[expert, :96])
         check_values(artifact, f"{name}.up_proj.weight", gate_up[expert, 96:])
     shell("verify", tmp_path / "out", "--source", source).ok()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_diff_reads_the_source_as_the_artifact_did(turned: bool, tmp_path: Path) -> None:
+    """By the templates in the manifest: the same weights in another format, none is absent."""
+    source = fused_model(transposed=False).write(tmp_path / "source")
+    shell("quantize", source, tmp_path / "out", *generic(GATE_UP, DOWN)).ok()
+    pair = (source, tmp_path / "out")[:: -1 if turned else 1]
+    found = json.loads(shell("diff", *pair, "--json").stdout)
+    assert {status: count for status, count in found["counts"].items() if count} == {"form": 12}
+    assert [one["role"] for one in found["roles"]] == ["expert"]
 
 
 def test_transposed_and_interleaved_as_gpt_oss(tmp_path: Path) -> None:
