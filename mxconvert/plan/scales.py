@@ -56,10 +56,18 @@ def find_scale(
     """Return the scale of an FP8 weight.
 
     Raises:
-        SourceError: There is none, or its shape or dtype is of no known kind.
+        SourceError: There is none, or more than one, or its shape or dtype is of no known kind.
     """
     tried = scale_names(weight.name)
-    found = next((tensors[name] for name in tried if name in tensors), None)
+    stored = [name for name in tried if name in tensors]
+    if len(stored) > 1:
+        raise SourceError(
+            f"{weight.file}: FP8 tensor {weight.name!r} has {len(stored)} scales: "
+            f"{', '.join(stored)}",
+            hint="the checkpoint stores its scales twice; remove all but one",
+            code="bad-scale",
+        )
+    found = tensors[stored[0]] if stored else None
     if found is None:
         raise SourceError(
             f"{weight.file}: FP8 tensor {weight.name!r} has no scale; looked for "
