@@ -101,7 +101,7 @@ def inspect_checkpoint(checkpoint: Checkpoint, options: Options) -> Inspection:
             checkpoint.config,
             options.recipe,
             expert_weights=options.expert_weights,
-            names=checkpoint.tensors,
+            tensors=checkpoint.tensors,
         )
         or DENSE
     )

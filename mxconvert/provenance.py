@@ -10,20 +10,41 @@ from mxconvert.fp8 import FP8_DTYPES
 from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, PACKED_SUFFIX, BlockScale
 from mxconvert.plan.int4 import WORD_DTYPE, int4_weight
 from mxconvert.plan.scales import block_scale
+from mxconvert.recipes import find_recipe
 from mxconvert.safetensors_format import num_elements
 from mxconvert.views import view_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mxconvert.manifest import SourceRecord, TensorRecord
-    from mxconvert.model import TensorInfo
+    from mxconvert.manifest import Manifest, SourceRecord, TensorRecord
+    from mxconvert.model import Checkpoint, TensorInfo
+    from mxconvert.recipes import Recipe
 
     Selected = tuple[tuple[int, int, int], ...]
 
 _MATRIX = 2
 _CODES = frozenset({"U8", "I8"})
 _QUANTIZABLE = frozenset({"BF16", "F16", "F32"}) | FP8_DTYPES
+
+
+def recipe_of(checkpoint: Checkpoint, manifest: Manifest | None) -> Recipe | None:
+    """Return the recipe that an artifact was made with; without a manifest that of the family.
+
+    Args:
+        checkpoint: The artifact's headers, or its source's.
+        manifest: The artifact's.
+    """
+    if manifest is None:
+        return find_recipe(checkpoint.config)
+    stated = manifest.options.get("expert_weights")
+    templates = [str(text) for text in stated] if isinstance(stated, list) else []
+    return find_recipe(
+        checkpoint.config,
+        manifest.model.recipe,
+        expert_weights=templates,
+        tensors=checkpoint.tensors,
+    )
 
 
 class UnknownOriginError(Exception):

@@ -175,6 +175,17 @@ def test_a_missing_scale(name: str, tmp_path: Path) -> None:
         refused_until(mend, source, target, says=says)
 
 
+@pytest.mark.parametrize("command", ["quantize", "dequantize"])
+@pytest.mark.parametrize("name", [EXPERT, QUERY], ids=["quantized", "kept"])
+def test_two_scales_of_a_weight(name: str, command: str, tmp_path: Path) -> None:
+    """Which of them counts nobody knows."""
+    other = name.removesuffix(".weight") + ".scale"
+    model = fp8_model().adding({other: scales((2, 2))})
+    result = shell(command, model.write(tmp_path / "source"), tmp_path / "out")
+    fail_cleanly(result, 5, name + SCALE, other, "2 scales", "twice")
+    assert not (tmp_path / "out").exists()
+
+
 # ----------------------------------------------------------------- names and dtypes of scales
 
 

@@ -123,6 +123,9 @@ SKIPPED = {
     "__pycache__/modeling_x.pyc": b"x",
     "original/params.json": b"{}",
     "hf_quant_config.json": b"{}",
+    "quantization_config.json": b"{}",
+    "quantize_config.json": b"{}",
+    "quant_config.json": b"{}",
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mxconvert.fp8 import fp8_values
-from tests.support import Model, Tensor, read_artifact, refused, shell, tensor
+from tests.support import Model, Tensor, fail_cleanly, read_artifact, refused, shell, tensor
 from tests.support.matching import check_declared
 from tests.support.models import shard_name, sidecars
 from tests.support.numbers import decode_mxfp4
@@ -189,3 +189,41 @@ def test_experts_by_range(tmp_path: Path) -> None:
     assert plan["num_experts"] == EXPERTS
     ranges = [file["experts"] for file in plan["files"] if file["role"] == "experts"]
     assert ranges == [[0, 1], [2, 3]]
+
+
+W2 = "layers.0.ffn.experts.1.w2"
+HALVES: dict[str, tuple[str, Tensor | None]] = {
+    "no scales": (f"{W2}.scale", None),
+    "no codes": (f"{W2}.weight", None),
+    "scales of another dtype": (f"{W2}.scale", Tensor("F32", (HIDDEN, 3), bytes(4 * HIDDEN * 3))),
+    "scales of another shape": (f"{W2}.scale", Tensor("F8_E8M0", (HIDDEN, 2), bytes(HIDDEN * 2))),
+    "codes of another shape": (f"{W2}.weight", Tensor("I8", (HIDDEN, 32), bytes(HIDDEN * 32))),
+}
+
+
+@pytest.mark.parametrize("command", ["quantize", "dequantize"])
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_pair_is_refused(half: str, command: str, tmp_path: Path) -> None:
+    """Codes without the scales that they need are no weights: copied, they would be noise."""
+    name, instead = HALVES[half]
+    model = v4_model().without(lambda stored: stored == name)
+    source = model.adding({} if instead is None else {name: instead}).write(tmp_path / "source")
+    force = ("--force",) if command == "quantize" else ()
+    result = shell(command, source, tmp_path / "out", *force)
+    fail_cleanly(result, 5, "quantized already", W2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["quantize", "dequantize"])
+def test_a_scale_that_is_nan_is_refused(command: str, tmp_path: Path) -> None:
+    """What is repacked would carry it on, and no engine says so."""
+    model = v4_model()
+    name = f"{W2}.scale"
+    data = bytearray(model.tensors[name].data)
+    data[7 * 3 + 2] = 255
+    model = model.adding({name: model.tensors[name]._replace(data=bytes(data))})
+    force = ("--force",) if command == "quantize" else ()
+    source = model.write(tmp_path / "source")
+    result = shell(command, source, tmp_path / "out", *force)
+    fail_cleanly(result, 5, W2, "NaN", "row 7", "block 2" if command == "quantize" else "column 64")
+    assert not (tmp_path / "out" / "mxconvert.manifest.json").exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import fail_cleanly, read_artifact, refused, shell
+from tests.support import bf16_model, fail_cleanly, read_artifact, refused, shell
 from tests.support.contract import ROOMY, USAGE_STATUS
 from tests.support.families.fixtures import fixtures
 
@@ -125,6 +125,16 @@ def test_sglang_has_no_scheme_for_packed_linears(model: Model, tmp_path: Path) -
     options = ("--recipe", "dense", "--scope", "linear")
     fail_cleanly(shell("plan", source, *options, "--engine", "sglang"), USAGE_STATUS, "Linear")
     shell("plan", source, *options, "--engine", "vllm").ok()
+
+
+def test_of_a_generic_recipe_nothing_is_claimed(tmp_path: Path) -> None:
+    """Nobody has tried an engine on it."""
+    source = bf16_model().configured(model_type="nobody_knows").write(tmp_path / "source")
+    template = "layers.{layer}.mlp.experts.{expert}.{projection}"
+    options = ("--recipe", "generic", "--expert-weights", template, "--engine", "trtllm")
+    result = shell("plan", source, *options)
+    fail_cleanly(result, USAGE_STATUS, "--engine trtllm: ", "family that nobody described")
+    assert "known to load it:" not in result.stderr
 
 
 def test_an_unknown_engine_names_the_known(sources: dict[str, Path]) -> None:

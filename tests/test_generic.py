@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from tests.support import (
 )
 from tests.support.families.check import check_values
 from tests.support.matching import check_declared
+from tests.support.models import tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +94,21 @@ def test_names_that_nobody_uses(tmp_path: Path) -> None:
     assert '"expert": 7' in report.stdout
 
 
+def test_a_norm_within_an_expert_is_kept(tmp_path: Path) -> None:
+    """A template names matrices; vectors of an expert under such a name are no projection."""
+    norms = {
+        f"model.layers.{layer}.mlp.experts.{expert}.norm.weight": tensor(f"{expert}", (64,))
+        for layer in range(2)
+        for expert in range(8)
+    }
+    model = unknown(bf16_model()).adding(norms)
+    done = converted(
+        model.write(tmp_path / "source"), tmp_path / "out", *generic(NAMES), "--strict"
+    )
+    assert len(done.artifact.quantized) == 48
+    assert norms.keys() <= set(done.artifact.kept)
+
+
 def test_one_ragged_expert_keeps_its_layer_and_no_other(tmp_path: Path) -> None:
     """Groups follow the template, not the word experts."""
     model = unknown(bf16_model()).rename(in_banks)
@@ -101,6 +118,29 @@ def test_one_ragged_expert_keeps_its_layer_and_no_other(tmp_path: Path) -> None:
     packed = read_artifact(tmp_path / "out").quantized
     assert {int(re.search(r"layers\.(\d)", name)[1]) for name in packed} == {0}
     assert len(packed) == 24
+
+
+@pytest.mark.parametrize(
+    ("order", "template"),
+    [
+        (r"layers.\1.mlp.experts.\3.\2.", "layers.{layer}.mlp.experts.{projection}.{expert}"),
+        (r"experts.\2.layers.\1.\3.", "experts.{expert}.layers.{layer}.{projection}"),
+        (r"bank.\3.\2.of.\1.", "bank.{projection}.{expert}.of.{layer}"),
+    ],
+)
+def test_a_layer_is_a_layer_in_any_order_of_names(
+    order: str, template: str, tmp_path: Path
+) -> None:
+    """Engines load the experts of a layer under one scheme, gate, up and down together."""
+    known = r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)\."
+    model = unknown(bf16_model()).rename(lambda name: re.sub(known, order, name))
+    source = model.write(tmp_path / "source")
+    kept = "model." + re.sub(known, order, "layers.1.mlp.experts.3.up_proj.").rstrip(".")
+    shell("quantize", source, tmp_path / "out", *generic(template), "--exclude", kept).ok()
+    first = {re.sub(known, order, name) for name in bf16_model().tensors if ".0.mlp.ex" in name}
+    assert len(first) == 24
+    assert set(read_artifact(tmp_path / "out").quantized) == first
+    check_declared(read_artifact(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("flags", ["", ":out-in"])
@@ -119,6 +159,17 @@ def test_fused_experts(flags: str, tmp_path: Path) -> None:
         check_values(artifact, f"{name}.gate_proj.weight", gate_up[expert, :96])
         check_values(artifact, f"{name}.up_proj.weight", gate_up[expert, 96:])
     shell("verify", tmp_path / "out", "--source", source).ok()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_diff_reads_the_source_as_the_artifact_did(turned: bool, tmp_path: Path) -> None:
+    """By the templates in the manifest: the same weights in another format, none is absent."""
+    source = fused_model(transposed=False).write(tmp_path / "source")
+    shell("quantize", source, tmp_path / "out", *generic(GATE_UP, DOWN)).ok()
+    pair = (source, tmp_path / "out")[:: -1 if turned else 1]
+    found = json.loads(shell("diff", *pair, "--json").stdout)
+    assert {status: count for status, count in found["counts"].items() if count} == {"form": 12}
+    assert [one["role"] for one in found["roles"]] == ["expert"]
 
 
 def test_transposed_and_interleaved_as_gpt_oss(tmp_path: Path) -> None:
@@ -162,6 +213,9 @@ def test_missing_experts_are_named(tmp_path: Path) -> None:
         (("layers.{layer}.mlp.w=w1,w1",), "no projections"),
         (("layers.{layer}.mlp.w=w1,w3:upside-down",), "after a colon"),
         (("layers.{layer}.mlp.w=w1,w3:in-out:out-in",), "after a colon"),
+        (("layers.{layer}.mlp.w2=w2:interleaved",), "more than one projection"),
+        (("layers.{layer}.mlp.experts.{projection}{expert}",), "two fields touch"),
+        (("mlp.experts.e{layer}{expert}.{projection}",), "two fields touch"),
         (("",), "once each"),
     ],
 )

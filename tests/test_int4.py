@@ -145,6 +145,39 @@ def test_scales_of_another_shape(shape: tuple[int, ...], tmp_path: Path) -> None
     refused(source, tmp_path / "out", FROM, says=(f"{MODULE}.weight_packed", "[N, groups]"))
 
 
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"group_size": 64}, "3 scales for a row of 96; config.json declares one for each 64"),
+        ({"strategy": "channel", "group_size": None}, "declares one for each row"),
+        ({"strategy": "tensor", "group_size": None}, "strategy 'tensor'"),
+        ({"strategy": "group", "group_size": None}, "group_size None"),
+    ],
+)
+def test_scales_that_are_not_as_declared(
+    weights: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    """Their number alone does not tell how a row is shared out: the last group may be ragged."""
+    model = int4_model().configured(quantization_config=declared(**weights))
+    refused(model.write(tmp_path / "source"), tmp_path / "out", FROM, says=(says,))
+
+
+def test_a_ragged_last_group_is_not_taken_for_two_halves(tmp_path: Path) -> None:
+    """96 columns in groups of 64 have two scales, as they would in groups of 48."""
+    model = int4_model(group=64, ragged=True)
+    result = shell("dequantize", model.write(tmp_path / "source"), tmp_path / "out")
+    fail_cleanly(result, 5, "2 scales for a row of 96", "each 64")
+
+
+@pytest.mark.parametrize("size", [32, -1])
+def test_no_strategy_is_what_the_size_says(size: int, tmp_path: Path) -> None:
+    """As compressed-tensors infers it; -1 is a channel."""
+    model = int4_model(group=None if size == -1 else size)
+    stated = declared(group_size=size, strategy=None)
+    source = model.configured(quantization_config=stated).write(tmp_path / "source")
+    shell("quantize", source, tmp_path / "out", FROM).ok()
+
+
 def test_rows_with_padding_are_refused(tmp_path: Path) -> None:
     """The words hold 96 columns, the checkpoint says 90: six would be padding."""
     stated = Tensor("I64", (2,), np.array([64, 90], "<i8").tobytes())

@@ -250,6 +250,7 @@ def test_strict_refuses_every_extra(artifact: Path) -> None:
         "x.gguf",
         "sub/x.pt",
         "hf_quant_config.json",
+        "quantize_config.json",
         "added_tokens.json",
         "tokenizer.model",
         "merges.txt",

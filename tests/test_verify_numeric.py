@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from mxconvert.errors import SourceError
+from mxconvert.errors import SourceError, UsageError
 from mxconvert.manifest import (
     MANIFEST_NAME,
     TENSORS_NAME,
@@ -17,7 +18,7 @@ from mxconvert.manifest import (
     parse_manifest,
 )
 from mxconvert.verify import numeric
-from tests.support import Tensor, bf16_model, fail_cleanly, read_safetensors, shell
+from tests.support import Tensor, bf16_model, fail_cleanly, fp8_model, read_safetensors, shell
 from tests.verify_base import (
     DENSE,
     EXPERT,
@@ -273,3 +274,34 @@ def test_foreign_folder_without_index(foreign: Path) -> None:
 def test_a_bound_that_nothing_is_compared_with_is_refused(artifact: Path) -> None:
     """`--max-error` belongs to what level numeric measures."""
     fail_cleanly(shell("verify", artifact, "--max-error", "0.1"), 2, "--max-error")
+
+
+def test_a_source_is_compared_with(artifact: Path, shared_source: Path) -> None:
+    """Given without a level it means numeric; with a lower one it would have no effect."""
+    given = ("--source", shared_source)
+    report = shell("verify", artifact, *given, "--json").ok().json()
+    assert report["level"] == "numeric"
+    assert report["counts"]["tensors_recomputed"] == 48
+    for level in ("structure", "digest"):
+        fail_cleanly(shell("verify", artifact, "--level", level, *given), 2, level, "numeric")
+    with pytest.raises(UsageError, match="compares with no source"):
+        verify(artifact, "digest", source=shared_source)
+
+
+def test_the_declaration_s_place_is_the_source_s(tmp_path: Path) -> None:
+    """Whole digests do not tell that an engine would look elsewhere."""
+    model = fp8_model()
+    inner = {**model.config, "model_type": "deepseek_v3"}
+    outer = {key: value for key, value in model.config.items() if key != "quantization_config"}
+    nested = replace(model, config={**outer, "text_config": inner})
+    source = nested.write(tmp_path / "S")
+    artifact = make_artifact(source, tmp_path / "A")
+    assert verify(artifact, "numeric", source=source).ok
+    path = artifact / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = config["text_config"].pop("quantization_config")
+    path.write_text(json.dumps(config))
+    rebuild(artifact)
+    assert verify(artifact, "digest").ok
+    finding = one(verify(artifact, "numeric", source=source), "quantization-config")
+    assert (finding.expected, finding.found) == ("in text_config", "at the top level")

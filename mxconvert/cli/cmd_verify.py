@@ -25,13 +25,14 @@ def verify(
     ],
     *,
     level: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--level",
             metavar="structure|digest|numeric",
-            help="Headers and config; every byte; numbers against --source.",
+            help="Headers and config; every byte; numbers against --source. "
+            "[digest, with --source numeric]",
         ),
-    ] = "digest",
+    ] = None,
     remote: Annotated[
         bool,
         typer.Option("--remote", help="At a URL: read no weights, ask the store about them."),
@@ -97,9 +98,10 @@ def verify(
     """Check an artifact; exit status 4 if anything is wrong.
 
     structure reads headers, config and index; digest (the default) reads every byte once;
-    numeric recomputes the quantized weights from --source by an independent path and
-    compares bit for bit. URL[@VERSION] checks an artifact at a store: every byte, a part with
-    --sample, or, with --remote, what the store and the headers say. --json prints one document.
+    numeric (the default with --source) recomputes the quantized weights from --source by an
+    independent path and compares bit for bit. URL[@VERSION] checks an artifact at a store:
+    every byte, a part with --sample, or, with --remote, what the store and the headers say.
+    --json prints one document.
     """
     del debug
     from mxconvert.source import local_path
@@ -159,7 +161,7 @@ def verify(
 
 
 def _level(
-    text: str, *, at_store: bool, remote: bool, sample: str | None, source: str | None
+    text: str | None, *, at_store: bool, remote: bool, sample: str | None, source: str | None
 ) -> Level:
     """Return the level that the options ask for together.
 
@@ -168,8 +170,10 @@ def _level(
     """
     from mxconvert.verify import Level
 
-    if text not in list(Level):
+    if text is not None and text not in list(Level):
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(Level)}", param_hint="--level")
+    if text is None:
+        text = Level.DIGEST if source is None else Level.NUMERIC
     level = Level(text)
     if remote and not at_store:
         raise UsageError(
@@ -188,6 +192,11 @@ def _level(
     if level is Level.NUMERIC and source is None:
         raise UsageError(
             "--level numeric needs the checkpoint to compare with", hint="pass --source SRC"
+        )
+    if level is not Level.NUMERIC and source is not None:
+        raise UsageError(
+            f"--level {level} compares with no source, --source is for --level numeric",
+            hint="leave out one of them: numeric does all that the other levels do",
         )
     return Level.STRUCTURE if remote else level
 

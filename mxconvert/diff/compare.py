@@ -14,7 +14,7 @@ from mxconvert.diff.records import DIFFERENT, Comparison, Difference, RoleSizes,
 from mxconvert.errors import Interrupted, UsageError
 from mxconvert.events import Advanced, Started, ignore
 from mxconvert.quantize import FloatType, load_backend
-from mxconvert.recipes import find_recipe
+from mxconvert.recipes.families import DENSE
 from mxconvert.source import SourceReader
 from mxconvert.statistics import Sums
 from mxconvert.stop import StopToken
@@ -70,7 +70,7 @@ def compare_folders(
     """
     if options.values and not options.read:
         raise UsageError("--values reads the weights, --no-read forbids it", hint="drop one")
-    folders = open_folder(a), open_folder(b)
+    folders = open_folder(a, b), open_folder(b, a)
     stop = stop or StopToken()
     with ExitStack() as stack:
         one, other = (_payload(folder, stack) for folder in folders)
@@ -213,11 +213,5 @@ def _add_sizes(
 
 
 def _classifier(one: Folder, other: Folder) -> Classifier:
-    for folder in (one, other):
-        recipe = find_recipe(folder.checkpoint.config)
-        if recipe is not None:
-            return recipe.classifier(folder.checkpoint.config)
-    dense = find_recipe({}, "dense")
-    if dense is None:
-        raise AssertionError("the recipe for dense models is gone")
-    return dense.classifier(one.checkpoint.config)
+    folder = other if one.recipe is DENSE else one
+    return folder.recipe.classifier(folder.checkpoint.config)

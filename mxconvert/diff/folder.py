@@ -16,7 +16,7 @@ from mxconvert.manifest import (
 )
 from mxconvert.model import BLOCK_SIZE, PACKED_SUFFIX, SCALE_SUFFIX
 from mxconvert.plan.logical import logical_tensors
-from mxconvert.recipes import find_recipe
+from mxconvert.provenance import recipe_of
 from mxconvert.recipes.families import DENSE
 from mxconvert.source import open_checkpoint
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mxconvert.model import Checkpoint, TensorInfo
+    from mxconvert.recipes import Recipe
 
 _BYTE = "U8"
 _RANK = 2
@@ -72,6 +73,7 @@ class Folder:
         manifest: What an artifact says of itself.
         artifact: Its id.
         digests: XXH3-128 of each stored tensor by name, as the tensor list says.
+        recipe: What its tensors mean.
     """
 
     checkpoint: Checkpoint
@@ -79,10 +81,16 @@ class Folder:
     manifest: Manifest | None
     artifact: str | None
     digests: Mapping[str, str]
+    recipe: Recipe
 
 
-def open_folder(root: Path) -> Folder:
+def open_folder(root: Path, other: Path) -> Folder:
     """Read a folder's headers, and manifest and tensor list if it has them.
+
+    Args:
+        root: The folder.
+        other: The one that it is compared with: if that is an artifact, and this a checkpoint,
+            its tensors are what the artifact's recipe makes of them.
 
     Raises:
         SourceError: Headers, index or config are damaged.
@@ -90,20 +98,28 @@ def open_folder(root: Path) -> Folder:
         LocalError: Something cannot be read.
     """
     checkpoint = open_checkpoint(root)
-    manifest = _read(root / MANIFEST_NAME)
+    manifest, raw = _manifest(root)
     listed = None if manifest is None else _read(root / TENSORS_NAME)
-    tensors = checkpoint.tensors if manifest is not None else _of_the_model(checkpoint)
+    recipe = recipe_of(checkpoint, manifest or _manifest(other)[0]) or DENSE
+    tensors = checkpoint.tensors if manifest is not None else _of_the_model(checkpoint, recipe)
     return Folder(
         checkpoint,
         pair_units(tensors),
-        None if manifest is None else parse_manifest(manifest, str(root / MANIFEST_NAME)),
-        None if manifest is None else artifact_id(manifest),
+        manifest,
+        None if raw is None else artifact_id(raw),
         {} if listed is None else {r.name: r.xxh3_128 for r in iter_tensors(listed)},
+        recipe,
     )
 
 
-def _of_the_model(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:
-    recipe = find_recipe(checkpoint.config) or DENSE
+def _manifest(root: Path) -> tuple[Manifest, bytes] | tuple[None, None]:
+    raw = _read(root / MANIFEST_NAME)
+    if raw is None:
+        return None, None
+    return parse_manifest(raw, str(root / MANIFEST_NAME)), raw
+
+
+def _of_the_model(checkpoint: Checkpoint, recipe: Recipe) -> Mapping[str, TensorInfo]:
     try:
         return logical_tensors(checkpoint.tensors, checkpoint.config, recipe).tensors
     except SourceError:  # of no family that is known: as stored

@@ -20,7 +20,7 @@ from mxconvert.fp8 import (
     stored_shape,
     to_bf16,
 )
-from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, Action
+from mxconvert.model import BLOCK_SIZE, CODES_DTYPE, SCALE_SUFFIX, Action
 from mxconvert.quantize import ErrorSums
 from mxconvert.safetensors_format import DTYPE_BITS, num_elements
 from mxconvert.source.gather import read_tensor, tensor_pieces
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CHUNK_ELEMENTS = 128 * 1024
 """Elements that are dequantized or transposed at a time, unless 32 rows are more."""
 
+_E8M0_STORED, _E8M0_NAN = "U8", 255
 _SCALES_KEPT = 1024 * 1024
 _FLOAT_BYTES = 16  # float32 values, their factors, the product's transpose and a mask
 
@@ -67,6 +68,26 @@ class Converter:
     def scan(self, part: Part, data: memoryview) -> NonFinite:
         """Count what is not finite in a part that is copied."""
         return self._quantizer.scan(data, part.item.source.dtype)
+
+    @staticmethod
+    def check_scales(part: Part, data: memoryview) -> None:
+        """Look at E8M0 scales that are copied, those of weights that are MXFP4 already.
+
+        Raises:
+            SourceError: One is NaN (byte 255), so that its block has no values.
+        """
+        tensor = part.item.source
+        if tensor.dtype != _E8M0_STORED or not tensor.name.endswith(SCALE_SUFFIX):
+            return
+        bad = np.flatnonzero(np.frombuffer(data, np.uint8) == _E8M0_NAN)
+        if bad.size:
+            row, block = divmod(part.first_element + int(bad[0]), tensor.shape[-1])
+            raise SourceError(
+                f"{tensor.file}: tensor {tensor.stored.name!r}: scales of {tensor.name!r} are 255, "
+                f"which is NaN; the first is row {row}, block {block}",
+                hint="mend the checkpoint: MXFP4 is copied as it is, never made again",
+                code="non-finite",
+            )
 
     def quantize(
         self,

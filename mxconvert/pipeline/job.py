@@ -126,7 +126,8 @@ class FileJob:
         """Read a piece and make its output in the slot.
 
         Raises:
-            SourceError: The source changed, or a weight to be quantized is not finite.
+            SourceError: The source changed, or a weight that is or will be quantized is not
+                finite.
         """
         for part in piece.parts:
             data = slot.input[part.at : part.at + part.size]
@@ -136,6 +137,7 @@ class FileJob:
             elif part.item.source.scale is not None and part.last:
                 self._note_scales(part.item.source, converter)
             if part.item.action is Action.COPY:
+                converter.check_scales(part, data)
                 self._scan(part, data, converter)
             if self._make(part, data, slot, converter):
                 raise converter.nonfinite_error(part.item)

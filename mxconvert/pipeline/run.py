@@ -187,7 +187,7 @@ class _Run:
             checkpoint.config,
             plan.recipe,
             expert_weights=plan.options.expert_weights,
-            names=checkpoint.tensors,
+            tensors=checkpoint.tensors,
         )
         if recipe is None:
             raise AssertionError(f"a plan with the unknown recipe {plan.recipe}")

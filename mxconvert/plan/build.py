@@ -115,7 +115,7 @@ def resolve_recipe(checkpoint: Checkpoint, options: Options) -> Recipe:
             f"--expert-weights is for --recipe {GENERIC} only",
             hint=f"add --recipe {GENERIC}, or leave it out: the other recipes know the names",
         )
-    recipe = find_recipe(checkpoint.config, options.recipe, expert_weights=templates, names=names)
+    recipe = find_recipe(checkpoint.config, options.recipe, expert_weights=templates, tensors=names)
     if recipe is not None:
         refuse_unmatched(templates, names)
         return recipe

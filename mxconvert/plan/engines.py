@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mxconvert.errors import UsageError
+from mxconvert.recipes import GENERIC
 from mxconvert.recipes.engines import Engine, refusal, takers
 
 _NESTED = "looks for quantization_config at the top level of config.json only"
@@ -37,7 +38,10 @@ def check_engines(
     message = f"no engine is known to load the result for family {recipe}: {'; '.join(reasons)}"
     if engine is not None:
         others = ", ".join(each for each in takers(recipe) if each is not engine) or "none"
-        message = f"--engine {engine}: {reasons[0]} (family {recipe}; known to load it: {others})"
+        shown = f"family {recipe}; known to load it: {others}"
+        if recipe == GENERIC:
+            shown = "of a family that nobody described; no engine was tried with it"
+        message = f"--engine {engine}: {reasons[0]} ({shown})"
     if force:
         return [("unread-by-engine", message)]
     raise UsageError(

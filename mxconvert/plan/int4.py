@@ -56,8 +56,7 @@ def unpack_int4(
     """
     found, dropped = dict(tensors), list[Skipped]()
     modules = int4_modules(tensors)
-    if modules:
-        _check_scheme(config)
+    groups = _declared_groups(config) if modules else frozenset[int | None]()
     for module in modules:
         if module + WEIGHT_SUFFIX in tensors:
             raise SourceError(
@@ -67,7 +66,8 @@ def unpack_int4(
                 code="ambiguous-experts",
             )
         del found[module + PACKED_SUFFIX]
-        found[module + WEIGHT_SUFFIX] = int4_weight(module, tensors)
+        weight = found[module + WEIGHT_SUFFIX] = int4_weight(module, tensors)
+        _check_group(weight, groups)
         found.pop(module + SCALE_SUFFIX)
         shape = found.pop(module + SHAPE_SUFFIX, None)
         if shape is not None:
@@ -121,8 +121,35 @@ def int4_weight(module: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo:
     return replace(stored, dtype=INT4_DTYPE, shape=(words.shape[0], columns), scale=grid)
 
 
-def _check_scheme(config: Mapping[str, Any]) -> None:
-    """Refuse packed integers that config.json declares to be anything but symmetric INT4."""
+def _check_group(weight: TensorInfo, declared: frozenset[int | None]) -> None:
+    """Refuse scales that share out a row otherwise than the config says.
+
+    Their number alone does not tell: groups of 64 leave two for 96 columns, the last ragged.
+    """
+    scale = weight.scale
+    if scale is None:
+        raise AssertionError(weight.name)
+    columns, group = weight.shape[1], scale.columns
+    if group not in {size or columns for size in declared}:
+        shown = " or ".join(
+            f"each {size}" if size else "each row"
+            for size in sorted(declared, key=lambda size: size or 0)
+        )
+        raise SourceError(
+            f"{scale.tensor.file}: {scale.tensor.name!r} has {columns // group} scales for a row "
+            f"of {columns}; config.json declares one for {shown}",
+            hint="groups that are no whole part of a row cannot be read; else check that "
+            "config.json belongs to the weights",
+            code="bad-scale",
+        )
+
+
+def _declared_groups(config: Mapping[str, Any]) -> frozenset[int | None]:
+    """Return how many elements of a row share a scale, ``None`` for all of them.
+
+    Raises:
+        SourceError: config.json declares anything but symmetric INT4 in groups or channels.
+    """
     declared: Mapping[str, Any] = next(
         (
             part["quantization_config"]
@@ -132,10 +159,8 @@ def _check_scheme(config: Mapping[str, Any]) -> None:
         {},
     )
     groups = declared.get("config_groups")
-    found = [
-        [weights.get(key) for key in (*_SCHEME, "actorder")]
-        for weights in _weights_of(groups if isinstance(groups, dict) else {})
-    ]
+    stated = list(_weights_of(groups if isinstance(groups, dict) else {}))
+    found = [[weights.get(key) for key in (*_SCHEME, "actorder")] for weights in stated]
     wanted = [*_SCHEME.values(), None]
     if not found or any(values != wanted for values in found):
         raise SourceError(
@@ -145,6 +170,22 @@ def _check_scheme(config: Mapping[str, Any]) -> None:
             hint=_REPAIR,
             code="already-quantized",
         )
+    return frozenset(map(_group_size, stated))
+
+
+def _group_size(weights: Mapping[str, Any]) -> int | None:
+    """Return the elements that share a scale; without a strategy -1 means the whole row."""
+    size, strategy = weights.get("group_size"), weights.get("strategy")
+    if strategy == "channel" or (strategy is None and size == -1):
+        return None
+    if strategy in {"group", None} and type(size) is int and size > 0:
+        return size
+    raise SourceError(
+        f"config.json declares INT4 of strategy {brief(strategy)} with group_size {brief(size)}, "
+        "expected groups or channels",
+        hint=_REPAIR,
+        code="already-quantized",
+    )
 
 
 def _weights_of(groups: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

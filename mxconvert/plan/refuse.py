@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mxconvert.errors import SourceError, brief
 from mxconvert.model import PACKED_SUFFIX, Options, Scope, TensorInfo
 from mxconvert.patterns import WEIGHT_SUFFIX, module_name
+from mxconvert.plan.scales import is_scale_name
 from mxconvert.recipes import GENERIC, Recipe, Role, Slot, model_type, recipe_names, text_config
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ _PACKED = re.compile(
     r"|weight_shape|weight_zero_point|SCB|absmax|quant_map)$|_(blocks|scales)$"
 )
 _SCHEME_WORDS = ("format", "quant_algo", "fmt", "bits")
-_QUANTIZED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"})
+_QUANTIZED_DTYPES = frozenset(
+    {"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "I8", "U8"}
+)
+_SCALE_DTYPE = "F8_E8M0"
 
 
 def refuse_quantized(
@@ -39,20 +43,13 @@ def refuse_quantized(
     packed = [
         name for name in tensors if _PACKED.search(name) and name.rpartition(".")[0] not in mxfp4
     ]
-    fp8 = [
-        t.name
-        for t in tensors.values()
-        if t.dtype in _QUANTIZED_DTYPES
-        and len(t.shape) >= _MIN_RANK
-        and t.name.endswith(WEIGHT_SUFFIX)
-        and t.scale is None
-    ]
+    codes = [tensor.name for tensor in tensors.values() if _lacks_its_other_half(tensor)]
     understood = not scheme or mxfp4 or any(t.scale is not None for t in tensors.values())
-    if understood and not packed and not fp8:
+    if understood and not packed and not codes:
         return
     evidence = f"config.json declares {scheme}" if scheme else "config.json declares no scheme"
-    if packed or fp8:
-        names = packed or fp8
+    if packed or codes:
+        names = packed or codes
         dtypes = sorted({tensors[name].dtype for name in names})
         evidence += f"; {len(names)} tensors such as {names[0]} hold {', '.join(dtypes)}"
     raise SourceError(
@@ -62,6 +59,14 @@ def refuse_quantized(
         else "BF16, F16, F32, FP8 with scales and MXFP4 can be read; give such a checkpoint",
         code="already-quantized",
     )
+
+
+def _lacks_its_other_half(tensor: TensorInfo) -> bool:
+    """Whether a tensor holds codes without scales, or powers of two that scale nothing."""
+    if tensor.dtype == _SCALE_DTYPE and is_scale_name(tensor.name):
+        return True
+    is_weight = tensor.name.endswith(WEIGHT_SUFFIX) and len(tensor.shape) >= _MIN_RANK
+    return is_weight and tensor.dtype in _QUANTIZED_DTYPES and tensor.scale is None
 
 
 def _declared_scheme(config: Mapping[str, Any]) -> str | None:

@@ -56,10 +56,18 @@ def find_scale(
     """Return the scale of an FP8 weight.
 
     Raises:
-        SourceError: There is none, or its shape or dtype is of no known kind.
+        SourceError: There is none, or more than one, or its shape or dtype is of no known kind.
     """
     tried = scale_names(weight.name)
-    found = next((tensors[name] for name in tried if name in tensors), None)
+    stored = [name for name in tried if name in tensors]
+    if len(stored) > 1:
+        raise SourceError(
+            f"{weight.file}: FP8 tensor {weight.name!r} has {len(stored)} scales: "
+            f"{', '.join(stored)}",
+            hint="the checkpoint stores its scales twice; remove all but one",
+            code="bad-scale",
+        )
+    found = tensors[stored[0]] if stored else None
     if found is None:
         raise SourceError(
             f"{weight.file}: FP8 tensor {weight.name!r} has no scale; looked for "
@@ -110,6 +118,15 @@ def block_scale(weight: TensorInfo, scale: TensorInfo, config: Mapping[str, Any]
         hint="check that config.json belongs to the weights",
         code="bad-scale",
     )
+
+
+def block_sizes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the rows and columns that share a scale: as config.json says, else 128 x 128.
+
+    Raises:
+        SourceError: config.json says something else than two sizes.
+    """
+    return _declared_block(config) or _USUAL_BLOCK
 
 
 def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -237,12 +237,19 @@ def _groups(
         parent, _, part = module_name(name).rpartition(".")
         match = expert.match(name) if slot.role is Role.EXPERT else None
         if match is not None:
-            groups[name[: match.start("expert")].rstrip(".")].add(name)
+            groups[_layer_of(match)].add(name)
         elif part in family:
             groups[f"{parent}.{{{','.join(family[part])}}}"].add(name)
         else:
             groups[module_name(name)].add(name)
     return groups
+
+
+def _layer_of(expert: re.Match[str]) -> str:
+    """Return what all experts of a layer have in common, in whatever order a name puts it."""
+    start = min(expert.start("expert"), expert.start("projection"))
+    shared = expert.string[:start].rstrip(".")
+    return shared if expert.start("layer") < start else f"{shared} of layer {expert['layer']}"
 
 
 def _note_shapes(

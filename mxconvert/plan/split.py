@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import SourceError
-from mxconvert.plan.scales import SCALE_SUFFIXES
+from mxconvert.plan.scales import SCALE_SUFFIXES, block_sizes
 from mxconvert.recipes import moe_sizes
 from mxconvert.views import swapped, view_of, whole
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mxconvert.recipes import Recipe
     from mxconvert.recipes.base import MoESizes
     from mxconvert.recipes.fused import Fused
+
+_READABLE = "give a checkpoint in BF16, or one that stores the projections apart"
 
 Rules = dict[str, tuple["Fused", str]]
 """By name of a fused tensor: its rule and the prefix of its experts."""
@@ -47,6 +49,8 @@ def split_experts(
             continue
         rule, prefix = rules[name]
         scale = tensors.get(name + rule.suffix)
+        if scale is not None:
+            _check_cut(tensor, rule, scale, config)
         for part in _parts(tensor, prefix, rule, scale, _count(tensor, rule, config)):
             _refuse_twice(part.name, name, owners.setdefault(part.name, name), tensors)
             yield part.name, part
@@ -177,6 +181,32 @@ def _stacked_part(
     return view_of(tensor, name, selection, shape=(columns, share), axes=swapped(2))
 
 
+def _check_cut(
+    tensor: TensorInfo, rule: Fused, scale: TensorInfo, config: Mapping[str, Any]
+) -> None:
+    """Refuse blocks of scales of which nobody knows whether they begin anew at a projection.
+
+    Joined after they were quantized, projections have blocks of their own; quantized when they
+    were joined, a block may hold rows of two. In 2 x 96 rows with blocks of 128 both make two.
+
+    Raises:
+        SourceError: Both fit the shapes, and mean different values.
+    """
+    count, cut = len(rule.projections), 2 if rule.transposed else 1
+    if count == 1 or len(scale.shape) != len(tensor.shape):
+        return
+    rows, block = tensor.shape[cut], block_sizes(config)[cut - 1]
+    own, joined = count * -(-(rows // count) // block), -(-rows // block)
+    if rows // count % block and own == joined == scale.shape[cut]:
+        raise SourceError(
+            f"{scale.file}: {scale.name!r} has {own} blocks for {rows} rows of "
+            f"{', '.join(rule.projections)}; blocks of {block} may begin anew at each of them or "
+            "run on from one into the next",
+            hint=_READABLE,
+            code="bad-scale",
+        )
+
+
 def _scale_part(
     scale: TensorInfo, rule: Fused, name: str, expert: int, position: int
 ) -> TensorInfo:
@@ -192,6 +222,7 @@ def _scale_part(
         raise SourceError(
             f"{scale.file}: tensor {scale.name!r} of shape {list(scale.shape)}: scales of fused "
             "experts in a layout that is not known",
+            hint=_READABLE,
             code="bad-scale",
         )
     selection = whole(scale.shape)

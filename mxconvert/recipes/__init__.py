@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mxconvert.errors import UsageError
@@ -22,7 +23,9 @@ from mxconvert.recipes.families import DENSE, FAMILIES
 from mxconvert.recipes.generic import GENERIC, generic_recipe, refuse_unmatched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+
+    from mxconvert.model import TensorInfo
 
 __all__ = [
     "GENERIC",
@@ -63,7 +66,7 @@ def find_recipe(
     name: str | None = None,
     *,
     expert_weights: Sequence[str] = (),
-    names: Iterable[str] = (),
+    tensors: Mapping[str, TensorInfo] = MappingProxyType({}),
 ) -> Recipe | None:
     """Return the named recipe, or the one whose family the config names, or ``None``.
 
@@ -71,13 +74,14 @@ def find_recipe(
         config: The parsed config.json.
         name: Of a recipe.
         expert_weights: The user's templates, for the recipe ``generic``.
-        names: All tensor names, for the recipe ``generic``.
+        tensors: All of them, for the recipe ``generic``.
 
     Raises:
         UsageError: No recipe is called ``name``, or the templates are wrong.
     """
     if name == GENERIC:
-        return generic_recipe(expert_weights, names)
+        matrices = (name for name, tensor in tensors.items() if len(tensor.shape) > 1)
+        return generic_recipe(expert_weights, matrices)
     if name is not None:
         for recipe in (*FAMILIES, DENSE):
             if recipe.name == name:

@@ -51,7 +51,8 @@ def generic_recipe(templates: Sequence[str], names: Iterable[str]) -> Recipe:
 
     Args:
         templates: Of ``--expert-weights``.
-        names: Tensor names, in which the projections of unfused experts are looked up.
+        names: Of matrices, in which the projections of unfused experts are looked up; a norm
+            within an expert is none.
 
     Raises:
         UsageError: No template, or one that cannot be read or contradicts another.
@@ -113,6 +114,8 @@ def _parse(template: str) -> _Names:
     if set(fields) != wanted or len(fields) != len(wanted):
         shown = ", ".join(f"{{{field}}}" for field in _FIELDS if field in wanted)
         raise _bad(template, f"it has to hold {shown} once each, and no other field")
+    if "}{" in name:
+        raise _bad(template, "two fields touch, so that nobody knows where one ends")
     if name.endswith((".weight", ".")) or name.startswith("."):
         raise _bad(template, "it names a module: leave the dot or .weight at its end away")
     if not fused:
@@ -132,6 +135,8 @@ def _parse_fused(template: str, name: str, words: str) -> _Names:
     ways = [_ORIENTATIONS[flag] for flag in flags if flag in _ORIENTATIONS]
     if unknown or len(ways) > 1:
         raise _bad(template, "after a colon may stand out-in or in-out, and interleaved")
+    if _INTERLEAVED in flags and len(projections) == 1:
+        raise _bad(template, "interleaved is for tensors of more than one projection")
     parent, _, _ = name.rpartition(".")
     prefix = rf"(?P<prefix>(?:.*\.)?{_regex(parent)})"
     rule = Fused(

@@ -14,8 +14,8 @@ from mxconvert.events import Advanced, Notice, Started
 from mxconvert.manifest import MANIFEST_NAME, Manifest, parse_manifest, source_identity
 from mxconvert.model import BLOCK_SIZE, PACKED_SUFFIX, SCALE_SUFFIX
 from mxconvert.plan.logical import logical_tensors
+from mxconvert.provenance import recipe_of
 from mxconvert.quantize import FloatType, load_backend
-from mxconvert.recipes import find_recipe
 from mxconvert.recipes.families import DENSE
 from mxconvert.report.load import manifest_id
 from mxconvert.sample import Sample
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, TensorInfo
-    from mxconvert.recipes import Classifier, Recipe
+    from mxconvert.recipes import Classifier
     from mxconvert.statistics import RangeReader
     from mxconvert.stop import StopToken
 
@@ -200,7 +200,7 @@ def pair_weights(
 ) -> tuple[list[Pair], list[str]]:
     """Return what can be measured, in byte order, and the packed weights that cannot."""
     pairs, lonely = [], []
-    recipe = _recipe_of(original, manifest) or DENSE
+    recipe = recipe_of(original, manifest) or DENSE
     sources = logical_tensors(original.tensors, original.config, recipe).tensors
     for name, codes in stored.tensors.items():
         module = name.removesuffix(PACKED_SUFFIX)
@@ -231,22 +231,8 @@ def _manifest(target: Path) -> Manifest | None:
 
 
 def _classifier(stored: Checkpoint, manifest: Manifest | None) -> Classifier:
-    recipe = _recipe_of(stored, manifest) or DENSE
+    recipe = recipe_of(stored, manifest) or DENSE
     return recipe.classifier(stored.config)
-
-
-def _recipe_of(checkpoint: Checkpoint, manifest: Manifest | None) -> Recipe | None:
-    """Return the recipe that an artifact was made with, or that fits another tool's."""
-    if manifest is None:
-        return find_recipe(checkpoint.config)
-    stated = manifest.options.get("expert_weights")
-    templates = [str(text) for text in stated] if isinstance(stated, list) else []
-    return find_recipe(
-        checkpoint.config,
-        manifest.model.recipe,
-        expert_weights=templates,
-        names=checkpoint.tensors,
-    )
 
 
 def _say_what_differs(

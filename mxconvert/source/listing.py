@@ -35,8 +35,17 @@ _TRAINING_STATE = re.compile(
     r"(?i)(optimizer|scheduler|scaler|training_args|random_states|rng_state).*\.(bin|pt|pth|pkl)$"
     r"|trainer_state\.json$"
 )
-_REPLACED = {
-    "hf_quant_config.json": "quantization config of another scheme",
+QUANTIZATION_FILES = frozenset(
+    {
+        "hf_quant_config.json",  # ModelOpt
+        "quantization_config.json",  # AutoRound, beside the one in config.json
+        "quantize_config.json",  # GPTQ
+        "quant_config.json",  # AWQ
+    }
+)
+"""Files that declare a quantization as config.json does; loaders look for some of them."""
+
+_REPLACED = dict.fromkeys(QUANTIZATION_FILES, "quantization config of another scheme") | {
     "mxconvert.manifest.json": "manifest of an earlier artifact",
     "mxconvert.tensors.jsonl.zst": "tensor list of an earlier artifact",
 }

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
-STALE_NAME = "hf_quant_config.json"
 
 
 def read_object(place: Place, path: str, collector: Collector) -> dict[str, Any] | None:

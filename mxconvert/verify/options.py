@@ -68,6 +68,12 @@ class VerifyOptions:
                 hint="add --source with the folder of the checkpoint it was made from",
                 code="no-source",
             )
+        if self.level is not Level.NUMERIC and self.source is not None:
+            raise UsageError(
+                f"level {self.level} compares with no source, one was given",
+                hint="ask for level numeric, which does all that the other levels do",
+                code="contradiction",
+            )
         if self.expect_id is not None:
             check_id(self.expect_id)
         if self.foreign and (self.expect_id or self.manifest):

@@ -9,11 +9,11 @@ from mxconvert.events import Advanced
 from mxconvert.manifest import MANIFEST_NAME, PLAIN_FORMAT, TENSORS_NAME, WORK_FOLDER
 from mxconvert.model import FileRole
 from mxconvert.recipes import head_is_tied
+from mxconvert.source import QUANTIZATION_FILES
 from mxconvert.verify.config import check_config
 from mxconvert.verify.documents import (
     CONFIG_NAME,
     INDEX_NAME,
-    STALE_NAME,
     read_object,
     read_weight_map,
 )
@@ -222,8 +222,10 @@ class Run:
         indexed = None if index is None else self._index(index)
         if not indexes and [e.path for e in manifest.files if is_weight(e)] != [_SINGLE]:
             self._fail_file("no-index", MANIFEST_NAME, "lists no index of the weight files")
-        if any(entry.path.endswith(STALE_NAME) for entry in manifest.files):
-            self._fail_file("stale-quantization-config", STALE_NAME, "settings of another scheme")
+        for entry in manifest.files:
+            if entry.path.rpartition("/")[2] in QUANTIZATION_FILES:
+                what = "settings of another scheme"
+                self._fail_file("stale-quantization-config", entry.path, what)
         structure = self._structure(manifest, indexed)
         groups = RecordGroups(listed, self._collector)
         unread = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,10 +22,12 @@ from mxconvert.plan.int4 import SHAPE_SUFFIX, int4_modules
 from mxconvert.plan.scales import is_left_scale
 from mxconvert.provenance import Coverage
 from mxconvert.quantize import Quantizer, load_backend
+from mxconvert.recipes import nests_quantization
 from mxconvert.safetensors_format import num_elements
 from mxconvert.sample import Sample
 from mxconvert.source import SourceReader, open_checkpoint
 from mxconvert.statistics import ITEM_SIZES
+from mxconvert.verify.documents import CONFIG_NAME
 from mxconvert.verify.measure import ErrorCheck
 from mxconvert.verify.numeric import ArtifactReader, NumericCheck, Unit, units_of
 from mxconvert.verify.report import Check, Collector
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from mxconvert.verify.options import VerifyOptions
 
 _BACKEND = "numpy"
+_TOP, _TEXT = "at the top level", "in text_config"
 _NOTHING_QUANTIZED = (SCALES_OF_SOURCE, PLAIN_FORMAT.scale_rule)
 _PACKED_FORMAT = "mxfp4-pack-quantized"
 
@@ -73,6 +77,8 @@ class SourceRun:
             self._source, unindexed=unindexed if isinstance(unindexed, str) else None
         )
         self._compare_identity(manifest, checkpoint)
+        if manifest.format != PLAIN_FORMAT:
+            self._compare_place(checkpoint)
         totals = manifest.totals
         sample = self._sample(totals.quantized.source_bytes + totals.copied.source_bytes)
         quantizer = self._quantizer(manifest)
@@ -167,6 +173,26 @@ class SourceRun:
                 "other-source",
                 "the source is not the checkpoint that the artifact was made from: its digest",
                 expected=manifest.source.digest,
+                found=found,
+            )
+
+    def _compare_place(self, checkpoint: Checkpoint) -> None:
+        """Compare where both configs declare the quantization, since engines look there."""
+        try:
+            config = json.loads(self.folder.read(CONFIG_NAME))
+        except (OSError, ValueError, RecursionError):
+            return  # reported as what it is
+        found, expected = (
+            _TEXT if nests_quantization(each) else _TOP
+            for each in (config if isinstance(config, dict) else {}, checkpoint.config)
+        )
+        if found != expected:
+            self.collector.fail(
+                Check.CONFIG,
+                "quantization-config",
+                f"{CONFIG_NAME}: the place of quantization_config",
+                path=CONFIG_NAME,
+                expected=expected,
                 found=found,
             )
 

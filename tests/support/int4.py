@@ -36,15 +36,23 @@ def is_expert(name: str) -> bool:
     return ".experts." in name and name.endswith(".weight")
 
 
-def int4_model(*, group: int | None = 32, dtype: str = "BF16") -> Model:
-    """F-BF16 with its experts rounded to INT4, a scale for each ``group`` columns or each row."""
+def int4_model(*, group: int | None = 32, dtype: str = "BF16", ragged: bool = False) -> Model:
+    """F-BF16 with its experts rounded to INT4, a scale for each ``group`` columns or each row.
+
+    Args:
+        group: Columns that share a scale; ``None`` for all of a row.
+        dtype: Of scales.
+        ragged: Whether the last group of a row may be shorter.
+    """
     model = bf16_model()
     shards = {
         file: {
             new: made
             for name, tensor in tensors.items()
             for new, made in (
-                packed(name, tensor, group, dtype) if is_expert(name) else {name: tensor}
+                packed(name, tensor, group, dtype, ragged=ragged)
+                if is_expert(name)
+                else {name: tensor}
             ).items()
         }
         for file, tensors in model.shards.items()
@@ -54,14 +62,19 @@ def int4_model(*, group: int | None = 32, dtype: str = "BF16") -> Model:
     return made.configured(quantization_config=declared(group_size=group, strategy=strategy))
 
 
-def packed(name: str, tensor: Tensor, group: int | None, dtype: str) -> dict[str, Tensor]:
+def packed(
+    name: str, tensor: Tensor, group: int | None, dtype: str, *, ragged: bool = False
+) -> dict[str, Tensor]:
     """Round a matrix to INT4; words, scales and shape under the names of the format."""
     rows, columns = tensor.shape
-    values = decode(tensor.data, tensor.dtype, tensor.shape).reshape(rows, -1, group or columns)
+    values = decode(tensor.data, tensor.dtype, tensor.shape)
+    if ragged and group:
+        values = np.pad(values, ((0, 0), (0, -columns % group)))
+    values = values.reshape(rows, -1, group or columns)
     wanted = np.abs(values).max(axis=2) / 7.5
     scales = encode(wanted, dtype)
     exact = decode(scales, dtype, wanted.shape)
-    codes = np.clip(np.rint(values / exact[..., None]), -8, 7).reshape(rows, columns)
+    codes = np.clip(np.rint(values / exact[..., None]), -8, 7).reshape(rows, -1)[:, :columns]
     nibbles = (codes + 8).astype(np.uint32).reshape(rows, columns // 8, 8)
     words = (nibbles << (4 * np.arange(8, dtype=np.uint32))).sum(axis=2, dtype=np.uint32)
     module = name.removesuffix(".weight")
