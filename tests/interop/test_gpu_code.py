@@ -163,9 +163,9 @@ def test_bf16_in_few_instructions(
 @pytest.mark.parametrize("dtype", [BF16, F16, F32, E4M3, E5M2], ids=str)
 @pytest.mark.parametrize("target", ALL, ids=lambda target: str(target.arch))
 def test_every_source_compiles(target: Target, dtype: FloatType, tmp_path: Path) -> None:
-    """Each with the search, which no type makes more than half as long again."""
+    """Each with the search, and without spilling a register."""
     code = quantize(target, tmp_path, dtype, MSE)
-    assert code.per_element <= {BF16: 47, F16: 47.5, F32: 63, E4M3: 55.5, E5M2: 49}[dtype]
+    assert code.per_element <= {BF16: 35, F16: 35.5, F32: 46.5, E4M3: 43, E5M2: 37}[dtype]
     assert code.spilled == 0
 
 
@@ -173,7 +173,7 @@ def test_every_source_compiles(target: Target, dtype: FloatType, tmp_path: Path)
 def test_everything_at_once(target: Target, tmp_path: Path) -> None:
     """The search, what is not finite and the error sums."""
     code = quantize(target, tmp_path, BF16, MSE, find=True, total=True)
-    assert code.per_element <= 95
+    assert code.per_element <= 89
     assert code.spilled == 0
 
 

@@ -17,6 +17,7 @@ from mxconvert_kernels.spec import SCALED_TYPES, WHOLE_TYPES
 from mxconvert_kernels.units import float32_product, narrow_to_bf16
 
 from tests.kernels.blocks import UNWRITTEN, Result, assert_same, quantize, sum_errors
+from tests.kernels.interpreter import INTERPRETING
 from tests.kernels.test_llvm import TARGETS, X86, flush_subnormals
 from tests.kernels.test_sums import assert_close, portable
 
@@ -35,7 +36,7 @@ def fp8(request):
     return request.param
 
 
-@pytest.fixture(params=["llvm", "portable", "numpy"])
+@pytest.fixture(params=["triton"] if INTERPRETING else ["llvm", "portable", "numpy"])
 def fast(request):
     """Each backend but the oracle."""
     return portable() if request.param == "portable" else get_backend(request.param)

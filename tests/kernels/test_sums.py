@@ -28,6 +28,7 @@ from tests.kernels.blocks import (
     sum_errors,
     to_floats,
 )
+from tests.kernels.interpreter import INTERPRETING
 
 TOLERANCE = 1e-5
 """Relative, of each sum of squares."""
@@ -49,7 +50,7 @@ class PortableBackend(LlvmBackend):
 portable = cache(PortableBackend)
 
 
-@pytest.fixture(params=["llvm", "portable", "numpy"])
+@pytest.fixture(params=["triton"] if INTERPRETING else ["llvm", "portable", "numpy"])
 def summing(request):
     """Each backend but the oracle."""
     return portable() if request.param == "portable" else get_backend(request.param)

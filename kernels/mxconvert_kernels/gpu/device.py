@@ -174,18 +174,32 @@ def _decoded(code_bits):
 
 
 @triton.jit
-def _error(magnitude, wanted, units, unscale):
-    """The squared error of elements in the square of 2 ** -10 of the floor scale, int32.
+def _value(magnitude):
+    """What a magnitude's code stands for, both in scales; the code itself costs more.
+
+    Added to a float32 of a binade, the binade times 2 ** 22 + 1 leaves its first mantissa bit
+    only, rounded to nearest even. Below 1 values are as far apart as from 1 to 2.
+    """
+    capped = tl.minimum(magnitude, 6.0)
+    binade = tl.maximum(_as_bits(capped) & 0x7F800000, 0x3F800000)
+    rounder = _as_float(binade) * 4194305.0
+    return (rounder + capped) - rounder
+
+
+@triton.jit
+def _more_error(magnitude, ratio, unratio):
+    """By how much the squared error under the neighbour's scale exceeds that under the floor's.
+
+    Everything is a multiple of 2 ** -11 and small: float32 holds it exactly, in any order of sums.
 
     Args:
-        magnitude: In floor scales.
-        wanted: The same in units, rounded to whole ones.
-        units: The tried scale in units.
-        unscale: The floor scale in tried scales.
+        magnitude: In floor scales; an error counts in whole 2 ** -10 of them.
+        ratio: The neighbour's scale in floor scales.
+        unratio: The reverse.
     """
-    found = _decoded(_rounded(magnitude * unscale)) * units
-    difference = _as_bits((wanted - found) + 12582912.0) - 0x4B400000
-    return difference * difference
+    value, other = _value(magnitude), _value(magnitude * unratio) * ratio
+    wanted = (magnitude + 8192.0) - 8192.0
+    return (value - other) * (2.0 * wanted - value - other)
 
 
 @triton.jit
@@ -195,16 +209,12 @@ def _least_error(low, high, amax, floor):
     rises = (mantissa > 0x600000) & (floor < 252)
     falls = (mantissa <= 0x0F0400) & (floor > 0)
     step = rises.to(tl.int32) - falls.to(tl.int32)
-    units, unscale = _power_of_two(10 + step)[:, None], _power_of_two(-step)[:, None]
+    ratio, unratio = _power_of_two(step)[:, None], _power_of_two(-step)[:, None]
     low, high = _scaled(low, high, floor)
     low, high = tl.abs(low), tl.abs(high)
-    low_units = (low * 1024.0 + 8388608.0) - 8388608.0
-    high_units = (high * 1024.0 + 8388608.0) - 8388608.0
-    here = _error(low, low_units, 1024.0, 1.0) + _error(high, high_units, 1024.0, 1.0)
-    there = _error(low, low_units, units, unscale) + _error(high, high_units, units, unscale)
-    here, there = tl.sum(here, axis=1), tl.sum(there, axis=1)
+    more = tl.sum(_more_error(low, ratio, unratio) + _more_error(high, ratio, unratio), axis=1)
     # Ties go to the smaller exponent: stay rather than rise, fall rather than stay.
-    moves = tl.where(rises, there < here, there <= here)
+    moves = (rises & (more < 0)) | (falls & (more <= 0))
     return floor + tl.where(moves, step, 0)
 
 
@@ -284,15 +294,27 @@ def _count_of(low, high, counted):
 
 
 @triton.jit
+def _scale(byte):
+    """The scale of a byte in 0 ... 254, float32; 2 ** -127 is subnormal."""
+    return _as_float(tl.where(byte == 0, 1 << 22, byte << 23))
+
+
+@triton.jit
 def _sum_errors(low, high, amax, byte, counted, sums):
-    """Store a program's nine error sums, float64; see `launch.SUMS`."""
-    scale = ((byte - 127 + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
-    weight = scale * scale
+    """Store a program's nine error sums, float64; see `launch.SUMS`.
+
+    Squares are summed in scales over a block. The largest error is taken as it is: in scales, that
+    of a tiny element beside a huge one would be too small for float32.
+    """
+    exact = ((byte - 127 + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    weight = exact * exact
     low_u, high_u = _scaled(low, high, byte)
     low_u, high_u = tl.abs(low_u), tl.abs(high_u)
-    low_q, high_q = _decoded(_rounded(low_u)), _decoded(_rounded(high_u))
-    low_e, high_e = tl.abs(low_u - low_q), tl.abs(high_u - high_q)
-    largest = tl.max(tl.maximum(low_e, high_e), axis=1).to(tl.float64) * scale
+    low_q, high_q = _value(low_u), _value(high_u)
+    low_e, high_e = low_u - low_q, high_u - high_q
+    scale = _scale(byte)[:, None]
+    largest = tl.maximum(tl.abs(tl.abs(low) - low_q * scale), tl.abs(tl.abs(high) - high_q * scale))
+    largest = tl.max(largest, axis=1).to(tl.float64)
     floor = _scale_byte(amax, 2)
     below, above = (byte < floor) & counted, (byte > floor) & counted
     flushed_low, flushed_high = (low_q == 0) & (low != 0), (high_q == 0) & (high != 0)
@@ -393,7 +415,7 @@ def dequantize(packed, scales, output, blocks, BLOCKS: tl.constexpr):
     lanes = number[:, None] * 16 + tl.arange(0, 16)[None, :]
     codes = tl.load(packed + lanes, mask=inside[:, None], other=0).to(tl.int32)
     byte = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
-    scale = _as_float(tl.where(byte == 0, 1 << 22, byte << 23))[:, None]  # 2 ** -127 is subnormal
+    scale = _scale(byte)[:, None]
     low = _as_bits(_decoded(codes) * scale)
     high = _as_bits(_decoded(codes >> 4) * scale)
     is_nan = (byte == 255)[:, None]
@@ -434,8 +456,9 @@ def widen(
     inside = number < blocks
     low, high = _load_pairs(source, number * 32, inside, 1, KIND, 0)
     factor = tl.load(factors + number, mask=inside, other=0.0)[:, None]
-    # The sign of NaN is that of the element: factors have none.
-    low_sign, high_sign = _as_bits(low) & -2147483648, _as_bits(high) & -2147483648
+    # Processors disagree about the sign of NaN; here it is that of the product.
+    sign = _as_bits(factor)
+    low_sign, high_sign = _as_bits(low) ^ sign, (_as_bits(high) ^ sign) & -2147483648
     low, high = _narrowed(low * factor), _narrowed(high * factor)
     low = (low & 0x7FFF) | ((low_sign >> 16) & 0x8000)
     high = ((high & 0x7FFF) << 16) | high_sign
