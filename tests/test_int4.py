@@ -89,8 +89,8 @@ def test_dequantize_gives_the_library_s_values(tmp_path: Path) -> None:
     shell("verify", tmp_path / "out", "--source", source).ok()
 
 
-def test_a_small_budget_and_shards_change_nothing(tmp_path: Path) -> None:
-    """Scales in another shard, one job, other pieces."""
+def test_shards_and_threads_change_nothing(tmp_path: Path) -> None:
+    """Scales in another shard than the words, one job instead of two."""
     one, two = int4_model().write(tmp_path / "one"), tmp_path / "two"
     int4_model().reshard(
         lambda name: f"model-0000{1 + name.endswith('_scale')}-of-00002.safetensors"

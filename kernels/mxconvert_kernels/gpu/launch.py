@@ -37,6 +37,7 @@ _WITH_E2M1X2: Final = ((10, 0), (10, 3))
 _WARPS: Final = 4
 _BLOCKS_OF_AMD: Final = 256  # a block for each thread
 _BLOCKS: Final = 128
+_BLOCKS_INTERPRETED: Final = 1024  # a program costs more than its blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Launcher:
     def for_device(cls, device: torch.device) -> Launcher:
         """Return the launcher that suits a device, the portable one where none is better."""
         if device.type != "cuda":
-            return cls()
+            return cls(blocks=_BLOCKS_INTERPRETED)
         if torch.version.hip is not None:
             return cls(blocks=_BLOCKS_OF_AMD)
         capability = torch.cuda.get_device_capability(device)
