@@ -178,6 +178,7 @@ class Launcher:
             SUM=sums is not None,
             BLOCKS=self.blocks,
             num_warps=_WARPS,
+            enable_fp_fusion=True,
         )
 
     def dequantize(self, packed: torch.Tensor, scales: torch.Tensor, output: torch.Tensor) -> None:
@@ -198,7 +199,7 @@ class Launcher:
         if blocks:
             device.dequantize[(self.programs(blocks),)](
                 packed, scales, output.view(torch.int32), blocks,
-                BLOCKS=self.blocks, num_warps=_WARPS,
+                BLOCKS=self.blocks, num_warps=_WARPS, enable_fp_fusion=True,
             )  # fmt: skip
 
     def widen(
@@ -233,7 +234,7 @@ class Launcher:
                 source.view(torch.int16), factors, output.view(torch.int32),
                 factors if found is None else found, blocks,
                 KIND=KINDS[dtype], FIND=found is not None,
-                BLOCKS=self.blocks, num_warps=_WARPS,
+                BLOCKS=self.blocks, num_warps=_WARPS, enable_fp_fusion=True,
             )  # fmt: skip
 
 
