@@ -243,3 +243,12 @@ def test_another_template_is_another_run(tmp_path: Path) -> None:
     assert result.status
     assert "--overwrite" in result.stderr
     shell("quantize", source, tmp_path / "out", *generic(NAMES)).ok()
+
+
+def test_sizes_are_bounded_as_sizes(tmp_path: Path) -> None:
+    """An inner size of 131,072 is one; numbers of experts and layers have five digits."""
+    model = fused_model(transposed=False).configured(intermediate_size=131_072)
+    source = model.write(tmp_path / "source")
+    refused(source, tmp_path / "out", *generic(GATE_UP, DOWN), says=("[4, 64, 131072]",))
+    source = model.configured(num_local_experts=131_072).write(tmp_path / "many")
+    refused(source, tmp_path / "out", *generic(GATE_UP, DOWN), says=("at most 99999",))

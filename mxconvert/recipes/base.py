@@ -76,6 +76,9 @@ _COMMON_ROLES = tuple((role, re.compile(pattern)) for role, pattern in COMMON_RO
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d{1,5})\.")
 _MTP_PREFIX = re.compile(r"(^|\.)mtp(_\w+)?\.")
 
+LARGEST_SIZE = 2**31 - 1
+"""Of a dimension that a config states."""
+
 LARGEST_NUMBER = 99_999
 """Of layers and experts; tensor names with more digits are not taken for theirs."""
 
@@ -231,8 +234,8 @@ def moe_sizes(config: Mapping[str, Any]) -> MoESizes:
     """Return experts per layer, hidden size and inner size of one expert."""
     return MoESizes(
         config_int(config, NUM_EXPERTS_KEYS),
-        config_int(config, _HIDDEN_KEYS),
-        config_int(config, _INNER_KEYS),
+        config_int(config, _HIDDEN_KEYS, LARGEST_SIZE),
+        config_int(config, _INNER_KEYS, LARGEST_SIZE),
     )
 
 
@@ -245,7 +248,9 @@ def head_is_tied(config: Mapping[str, Any]) -> bool:
     return True in stated or False not in stated
 
 
-def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+def config_int(
+    config: Mapping[str, Any], keys: tuple[str, ...], largest: int = LARGEST_NUMBER
+) -> int | None:
     """Return the first of ``keys`` that the config (or a part of it) holds.
 
     A list gives a number for each layer or modality: it counts if they agree.
@@ -258,17 +263,16 @@ def config_int(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
         for key in keys:
             stated = part.get(key)
             values = stated if isinstance(stated, list) else [] if stated is None else [stated]
-            numbers = {_number(key, value) for value in values}
+            numbers = {_number(key, value, largest) for value in values}
             if len(numbers) == 1:
                 return numbers.pop()
     return None
 
 
-def _number(key: str, value: object) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
+def _number(key: str, value: object, largest: int) -> int:
+    if type(value) is not int or not 0 <= value <= largest:
         raise SourceError(
-            f"config.json: {key} is {brief(value)}, expected a whole number of at most "
-            f"{LARGEST_NUMBER}",
+            f"config.json: {key} is {brief(value)}, expected a whole number of at most {largest}",
             hint="correct config.json",
         )
     return value
