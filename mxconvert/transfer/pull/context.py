@@ -6,6 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mxconvert.events import Notice
+from mxconvert.transfer.pull.output import ALIGNMENT
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -22,6 +25,7 @@ class PullTally:
     files: int = 0
     resumed_bytes: int = 0
     refetched_chunks: int = 0
+    told_not_direct: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, *, files: int = 0, resumed_bytes: int = 0, refetched_chunks: int = 0) -> None:
@@ -30,6 +34,12 @@ class PullTally:
             self.files += files
             self.resumed_bytes += resumed_bytes
             self.refetched_chunks += refetched_chunks
+
+    def is_first_not_direct(self) -> bool:
+        """Whether this is the first call."""
+        with self._lock:
+            is_first, self.told_not_direct = not self.told_not_direct, True
+        return is_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class PullContext:
         sha256: Whether to compare each file's SHA-256 as well.
         report: Told about progress.
         tally: Counts what was done.
+        direct: Whether to write past the page cache.
     """
 
     client: Client
@@ -53,6 +64,20 @@ class PullContext:
     sha256: bool
     report: Reporter
     tally: PullTally
+    direct: bool = False
+
+    def tell_not_direct(self) -> None:
+        """Report, once, that direct writes cannot be had here."""
+        if self.tally.is_first_not_direct():
+            self.report(
+                Notice(
+                    severity="warning",
+                    code="not-direct",
+                    message=f"{self.target}: --direct has no effect: the file system takes no "
+                    f"such writes in multiples of {ALIGNMENT} bytes, or the artifact's chunks, "
+                    f"of {self.chunk_size} bytes, are none",
+                )
+            )
 
     @property
     def chunk_size(self) -> int:

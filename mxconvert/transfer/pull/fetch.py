@@ -20,10 +20,9 @@ from mxconvert.transfer.pull.folder import (
     partial_path,
     plain_size,
     plain_stat,
-    start_writeback,
-    write_at,
 )
 from mxconvert.transfer.pull.journal import stamp_of
+from mxconvert.transfer.pull.output import ALIGNMENT, CachedOutput, DirectOutput, open_direct
 from mxconvert.writer.atomic import local_error, sync_folder
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from mxconvert.manifest import FileEntry
     from mxconvert.transfer.crew import Task
     from mxconvert.transfer.pull.context import PullContext
+    from mxconvert.transfer.pull.output import Output
 
     Fetch = Callable[[dict[int, str], str | None], None]
 
@@ -63,6 +63,7 @@ class FilePull:
         self._map = context.journal.chunk_map(entry)
         self._lock = threading.Lock()
         self._fd = -1
+        self._direct: int | None = None
         self._etag: str | None = None
         self._pins = 0
         self._at_work = 0
@@ -82,6 +83,8 @@ class FilePull:
             self._pin()
         self._fd = open_partial(self._context.target, self._entry.path, self._entry.size)
         self._map.open(self._noted)
+        if self._context.direct:
+            self._open_direct()
         if not self._missing:
             return (self._finish,)
         if self._context.client.ignores_ranges:
@@ -97,6 +100,21 @@ class FilePull:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._direct is not None:
+            os.close(self._direct)
+            self._direct = None
+
+    def _open_direct(self) -> None:
+        if self._context.chunk_size % ALIGNMENT == 0:
+            self._direct = open_direct(self._context.target, self._entry.path)
+        if self._direct is None:
+            self._context.tell_not_direct()
+
+    def _output(self) -> Output:
+        if self._direct is None:
+            return CachedOutput(self._fd, self._partial)
+        told = self._context.tell_not_direct
+        return DirectOutput(self._direct, self._fd, self._partial, told)
 
     def _is_finished(self) -> bool:
         """Whether the file has its name already; one that is not known is read."""
@@ -261,27 +279,28 @@ class FilePull:
     def _take(self, pieces: Iterable[bytes | memoryview], run: range, left: dict[int, str]) -> None:
         """Write those bytes of a run of chunks that are wanted while checking them."""
         index, (position, end) = run[0], self._range(run[0])
-        hasher = xxh3_128()
+        hasher, output = xxh3_128(), self._output()
         for piece in pieces:
             view = memoryview(piece)
             while view:
                 part = view[: end - position]
                 if index in left:
                     hasher.update(part)
-                    write_at(self._fd, part, position, self._partial)
+                    output.write(part, position)
                 position, view = position + len(part), view[len(part) :]
                 if position < end:
                     continue
                 if index in left:
+                    output.flush()
                     left[index] = hasher.hexdigest()
-                    if self._accept(index, left[index]):
+                    if self._accept(index, left[index], output):
                         del left[index]
                 if index == run[-1]:
                     break
                 index, hasher = index + 1, xxh3_128()
                 position, end = self._range(index)
 
-    def _accept(self, index: int, found: str) -> bool:
+    def _accept(self, index: int, found: str, output: Output) -> bool:
         """Note a chunk as done if its digest is right."""
         failpoints.hit("pull.chunk-written", str(self._partial))
         if found != self._entry.chunks[index].xxh3_128:
@@ -290,7 +309,7 @@ class FilePull:
         self._map.set(index)
         failpoints.hit("pull.chunk-noted", str(self._partial))
         begin, end = self._range(index)
-        start_writeback(self._fd, begin, end - begin)
+        output.start_writeback(begin, end - begin)
         self._done(index)
         return True
 

@@ -17,6 +17,7 @@ class PullOptions:
         overwrite: Whether model files of another origin in the folder are replaced.
         wait: Whether to wait for another pull into the same folder.
         break_lock: Whether to take over the lock of a run on another host.
+        direct: Whether to write past the page cache, where the file system can.
     """
 
     version: str | None = None
@@ -26,6 +27,7 @@ class PullOptions:
     overwrite: bool = False
     wait: bool = False
     break_lock: bool = False
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,14 @@ def _pull(client: Client, target: Path, options: PullOptions, report: Reporter) 
     artifact = find_artifact(client, options.version, options.expect_id)
     entries = _chosen(artifact, options.include)
     context = PullContext(
-        client, artifact, target, PullJournal(target), options.sha256, report, PullTally()
+        client,
+        artifact,
+        target,
+        PullJournal(target),
+        options.sha256,
+        report,
+        PullTally(),
+        options.direct,
     )
     if not context.journal.has_folder and _is_complete(context, options):
         return _complete_already(artifact)
