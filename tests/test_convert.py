@@ -29,6 +29,7 @@ from mxconvert.pipeline.pieces import (
     largest_granule,
     largest_held,
     output_capacity,
+    scales_capacity,
 )
 from mxconvert.pipeline.run import memory_needs
 from mxconvert.pipeline.slots import Budget, plan_budget
@@ -483,11 +484,13 @@ def test_no_buffer_is_overrun(file: OutputFile, wanted: int) -> None:
     piece_size = max(wanted, -(-largest_granule(file.items) // 4096) * 4096)
     done = dict.fromkeys((item.source.name for item in file.items), 0)
     for piece in cut_file(file, piece_size):
-        at = out_at = 0
+        at = out_at = scales_at = 0
         for part in piece.parts:
             assert part.at >= at
-            assert part.out_at == out_at
-            at, out_at = part.at + part.size, part.out_at + part.output_size
+            assert (part.out_at, part.scales_out_at) == (out_at, scales_at)
+            scales = part.scales_size if part.item.action is Action.QUANTIZE else 0
+            at, scales_at = part.at + part.size, scales_at + scales
+            out_at += part.output_size - scales
             name = part.item.source.name
             assert part.begin == done[name]
             assert part.begin % granule(part.item) == 0
@@ -498,7 +501,8 @@ def test_no_buffer_is_overrun(file: OutputFile, wanted: int) -> None:
                 assert part.held_size == held_size(part.item)
                 assert part.held_size <= largest_held(file.items, piece_size)
         assert at <= piece_size
-        assert out_at <= output_capacity(piece_size)
+        assert out_at + scales_at <= output_capacity(piece_size)
+        assert scales_at <= scales_capacity(piece_size)
     assert done == {item.source.name: item.source.size for item in file.items}
 
 

@@ -25,6 +25,7 @@ from mxconvert.pipeline.pieces import (
     cut_file,
     largest_held,
     output_capacity,
+    scales_capacity,
 )
 from mxconvert.pipeline.slots import Budget, Needs, plan_budget
 from mxconvert.plan import build_plan
@@ -185,17 +186,18 @@ def test_pieces_fit_their_buffers(
 ) -> None:
     """Neither the input nor the output of two parts overlaps; a fitting tensor is not cut."""
     for piece in cut_file(_file(tensors), piece_size):
-        at = out_at = 0
+        at = out_at = scales_at = 0
         for part in piece.parts:
             assert part.at >= at
             assert part.at % 64 == 0
             at = part.at + part.size
             if part.item.action is Action.QUANTIZE:
-                assert part.out_at == out_at
-                out_at += part.packed_size + part.scales_size
+                assert (part.out_at, part.scales_out_at) == (out_at, scales_at)
+                out_at, scales_at = out_at + part.packed_size, scales_at + part.scales_size
             assert part.whole or part.item.source.size > piece_size
         assert at <= piece_size
-        assert out_at <= output_capacity(piece_size)
+        assert out_at + scales_at <= output_capacity(piece_size)
+        assert scales_at <= scales_capacity(piece_size)
         assert piece.source_bytes == sum(part.size for part in piece.parts)
 
 
@@ -213,7 +215,8 @@ def _waiting(scales: int) -> Needs:
 
 
 def _used(budget: Budget, scales: int) -> int:
-    per_slot = budget.piece_size + output_capacity(budget.piece_size)
+    size = budget.piece_size
+    per_slot = size + output_capacity(size) + scales_capacity(size)
     assert budget.held >= scales
     return budget.slots * per_slot + budget.held
 

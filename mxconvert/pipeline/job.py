@@ -183,16 +183,15 @@ class FileJob:
 
     def _codes(self, part: Part, slot: Slot) -> tuple[memoryview, memoryview]:
         """Return where codes and scales are made, see `Converter.quantize`."""
-        output = self._output(part, slot)
-        if part.whole or part.transposed:
+        if part.whole:
+            return codes_in(slot, part)
+        held = self._held[part.item.source.name]
+        if part.transposed:
             codes = part.item.outputs[0]
             middle = codes.end - codes.begin
-            return output[:middle], output[middle:]
-        scales = self._held[part.item.source.name]
-        return (
-            output[: part.packed_size],
-            scales[part.first_block : part.first_block + part.scales_size],
-        )
+            return held[:middle], held[middle:]
+        packed, _ = codes_in(slot, part)
+        return packed, held[part.first_block : part.first_block + part.scales_size]
 
     # ------------------------------------------------------------------ in order
 
@@ -298,6 +297,14 @@ class FileJob:
         """Remove what was written."""
         self._writer.discard()
         self._held.clear()
+
+
+def codes_in(slot: Slot, part: Part) -> tuple[memoryview, memoryview]:
+    """Return the place of a part's codes and scales in a slot."""
+    return (
+        slot.output[part.out_at : part.out_at + part.packed_size],
+        slot.scales[part.scales_out_at : part.scales_out_at + part.scales_size],
+    )
 
 
 def _scales(part: Part, slot: Slot) -> memoryview:

@@ -23,6 +23,7 @@ MIN_PIECE_SIZE = 256 * 1024
 PACKED_SHARE = 4  # a source of 16-bit elements is 4 times the size of its codes
 SCALE_SHARE = 64  # and 64 times that of its scales
 _ALIGNMENT = 64
+_BLOCK_BYTES = BLOCK_SIZE // 2 + 1
 _FINE = 32  # units after which the output of any dtype is whole bytes
 
 
@@ -36,6 +37,7 @@ class Part:
         size: Bytes.
         at: Where they are read to in the piece's input buffer.
         out_at: Where their output goes in the piece's output buffer (unless copied).
+        scales_out_at: Where the scales of a quantized part go in the piece's scales buffer.
         last: Whether the tensor ends here.
     """
 
@@ -44,6 +46,7 @@ class Part:
     size: int
     at: int
     out_at: int
+    scales_out_at: int
     last: bool
 
     @property
@@ -67,7 +70,7 @@ class Part:
 
     @property
     def output_size(self) -> int:
-        """Bytes that the part takes in the output buffer."""
+        """Bytes that the part makes, codes and scales together."""
         return _output_size(self.item, self.size)
 
     @property
@@ -120,6 +123,11 @@ def output_capacity(piece_size: int) -> int:
     return piece_size // PACKED_SHARE + piece_size // SCALE_SHARE
 
 
+def scales_capacity(piece_size: int) -> int:
+    """Return the bytes of scales among them: a block has 16 bytes of codes and one scale."""
+    return output_capacity(piece_size) // _BLOCK_BYTES
+
+
 def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
     """Yield the pieces of a file in the order of its bytes.
 
@@ -129,7 +137,7 @@ def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
             end between blocks.
     """
     capacity = output_capacity(piece_size)
-    index, parts, used, made = 0, list[Part](), 0, 0
+    index, parts, used, made, scales = 0, list[Part](), 0, 0, 0
     for item in file.items:
         begin, most = 0, _largest_part(item, piece_size)
         while True:
@@ -138,13 +146,14 @@ def cut_file(file: OutputFile, piece_size: int) -> Iterator[Piece]:
             output = _output_size(item, size)
             # A tensor that fits into a piece is not cut; a larger one starts its own.
             fits = left <= most and used + _input_size(item, left) <= piece_size
-            if used and not (fits and made + output <= capacity):
+            if used and not (fits and made + scales + output <= capacity):
                 yield _piece(index, parts)
-                index, parts, used, made = index + 1, [], 0, 0
+                index, parts, used, made, scales = index + 1, [], 0, 0, 0
                 continue
-            parts.append(Part(item, begin, size, used, made, last=size == left))
+            parts.append(Part(item, begin, size, used, made, scales, last=size == left))
             used += _aligned(_input_size(item, size))
-            made += output
+            of_scales = output // _BLOCK_BYTES if item.action is Action.QUANTIZE else 0
+            made, scales = made + output - of_scales, scales + of_scales
             begin += size
             if size == left:
                 break

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mxconvert.errors import UsageError
-from mxconvert.pipeline.pieces import MIN_PIECE_SIZE, PIECE_SIZE, output_capacity
+from mxconvert.pipeline.pieces import MIN_PIECE_SIZE, PIECE_SIZE, output_capacity, scales_capacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,13 +27,24 @@ _HEADROOM = 24 * 1024 * 1024  # interpreter growth, journal records, file handle
 
 
 class Slot:
-    """An input and an output buffer, reused from piece to piece."""
+    """The buffers of a piece, reused from piece to piece.
+
+    Attributes:
+        input: What is read.
+        output: What is made but for scales. Those of all parts lie together, and so do all
+            codes, so that one launch on a GPU can make several parts.
+        scales: E8M0 scales.
+    """
 
     def __init__(self, piece_size: int) -> None:
-        self._input = mmap.mmap(-1, piece_size)
-        self._output = mmap.mmap(-1, max(output_capacity(piece_size), mmap.PAGESIZE))
-        self.input = memoryview(self._input)
-        self.output = memoryview(self._output)
+        self.input = _buffer(piece_size)
+        self.output = _buffer(output_capacity(piece_size))
+        self.scales = _buffer(scales_capacity(piece_size))
+
+
+def _buffer(size: int) -> memoryview:
+    """Return memory of its own pages, which can be pinned."""
+    return memoryview(mmap.mmap(-1, max(size, mmap.PAGESIZE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,5 +154,6 @@ def _active(jobs: int) -> int:
 
 
 def _needed(jobs: int, slots: int, piece_size: int, waiting: int, needs: Needs) -> int:
-    per_slot = piece_size + output_capacity(piece_size) + _THREAD_OVERHEAD
+    buffers = piece_size + output_capacity(piece_size) + scales_capacity(piece_size)
+    per_slot = buffers + _THREAD_OVERHEAD
     return slots * per_slot + waiting * needs.held(piece_size) + jobs * needs.chunk
