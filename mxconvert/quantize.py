@@ -17,6 +17,7 @@ from mxconvert_kernels import (
     get_backend,
 )
 from mxconvert_kernels.histograms import SAMPLE_EVERY, HistogramSampler
+from mxconvert_kernels.program_sums import NO_PLACE, SUMS, add_up
 
 from mxconvert.errors import MissingExtraError
 from mxconvert.model import BLOCK_SIZE
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 __all__ = [
+    "NO_PLACE",
     "SAMPLE_EVERY",
+    "SUMS",
     "Backend",
     "ErrorSums",
     "FloatType",
     "HistogramSampler",
     "NonFinite",
     "Quantizer",
+    "add_up",
     "backend_names",
     "compiling",
     "explain_backend",
@@ -46,7 +50,7 @@ _FIRST_UNSAFE_SCALE = 253  # from which on 4 or more times the scale is no BF16
 
 def backend_names() -> Sequence[str]:
     """Return what ``--backend`` takes."""
-    return ("auto", "llvm", "numpy")
+    return ("auto", "triton", "llvm", "numpy")
 
 
 def load_backend(name: str) -> Backend:
@@ -70,6 +74,11 @@ class Quantizer:
     def __init__(self, backend: Backend, scale_rule: str) -> None:
         self.backend = backend
         self._rule = ScaleRule(scale_rule)
+
+    @property
+    def rule(self) -> str:
+        """The scale rule."""
+        return str(self._rule)
 
     def quantize(
         self,
@@ -105,6 +114,10 @@ class Quantizer:
             out: ``64 n`` bytes for ``32 n`` elements.
         """
         self.backend.dequantize(packed, scales, FloatType.BF16, out)
+        return self.unfit(scales, out)
+
+    def unfit(self, scales: memoryview, out: memoryview) -> int:
+        """Return how many elements of what `dequantize` made BF16 cannot hold."""
         if max(scales, default=0) < _FIRST_UNSAFE_SCALE:
             return 0
         return self.backend.scan(out, FloatType.BF16).count

@@ -27,7 +27,8 @@ import torch
 from mxconvert_kernels import BLOCK_SIZE, ErrorSums, FloatType, ScaleRule, get_backend
 from mxconvert_kernels.gpu.backend import TritonBackend
 from mxconvert_kernels.gpu.kinds import Variant
-from mxconvert_kernels.gpu.launch import SUMS, Launcher, Matrix, describe, nothing_found
+from mxconvert_kernels.gpu.launch import Launcher, Matrix, describe, nothing_found
+from mxconvert_kernels.program_sums import SUMS
 from mxconvert_kernels.spec import SCALED_TYPES, WHOLE_TYPES
 
 from tests.kernels.blocks import random_bits, spread_bits

@@ -64,7 +64,7 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
 def _small_process() -> Iterator[None]:
     """Runs within this process are not charged for what pytest and earlier tests take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mxconvert.pipeline.run.resident_bytes", lambda: 100 << 20)
+        patch.setattr("mxconvert.pipeline.resources.resident_bytes", lambda: 100 << 20)
         yield
 
 

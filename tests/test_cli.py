@@ -45,7 +45,8 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | WORKING
         | {
             "--strict", "--engine", "--force", "--dry-run", "--max-memory", "--backend",
-            "--only", "--overwrite", "--recheck", "--break-lock", "--no-statistics", "--base",
+            "--device", "--only", "--overwrite", "--recheck", "--break-lock", "--no-statistics",
+            "--base",
         },
     ),
     "dequantize": (
@@ -54,7 +55,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | {
             "--recipe", "--expert-weights", "--layout", "--experts-per-file", "--max-file-size",
             "--unindexed", "--base-model", "--dry-run", "--max-memory", "--backend", "--only",
-            "--overwrite", "--recheck", "--break-lock",
+            "--overwrite", "--recheck", "--break-lock", "--device",
         },
     ),
     "verify": (
@@ -83,6 +84,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | STORE
         | {
             "--include", "--expect-id", "--sha256", "--overwrite", "--wait", "--break-lock",
+            "--direct",
             "--metrics-file", "--limit-rate",
         },
     ),
@@ -233,6 +235,7 @@ def test_events_of_quantize(model: Model, tmp_path: Path) -> None:
         "error",
         "type", "schema_version", "artifact", "files_made", "files_kept", "files_left",
         "files_taken", "source_bytes", "output_bytes", "seconds", "jobs", "backend", "quantized",
+        "device_reason", "devices",
         "kept", "dequantized", "dropped_tensors", "skipped_files", "total_size", "file_bytes",
     }  # fmt: skip
     assert summary["files_made"] == 9
@@ -253,6 +256,16 @@ FAILURES: dict[str, tuple[tuple[str, ...], int]] = {
     "a bad number": (("quantize", "{src}", "{tmp}/out", "--jobs", "0"), 2),
     "a bad choice": (("quantize", "{src}", "{tmp}/out", "--scope", "all"), 2),
     "a bad backend": (("quantize", "{tmp}/nowhere", "{tmp}/out", "--backend", "cuda"), 2),
+    "a bad device": (("quantize", "{tmp}/nowhere", "{tmp}/out", "--device", "gpu0"), 2),
+    "an empty device": (("quantize", "{tmp}/nowhere", "{tmp}/out", "--device", "cuda:0,"), 2),
+    "a GPU for the CPU's kernels": (
+        ("quantize", "{tmp}/nowhere", "{tmp}/out", "--device", "cuda:0", "--backend", "llvm"),
+        2,
+    ),
+    "the CPU for the GPU's kernels": (
+        ("dequantize", "{tmp}/nowhere", "{tmp}/out", "--device", "cpu", "--backend", "triton"),
+        2,
+    ),
     "a bad size": (("quantize", "{tmp}/nowhere", "{tmp}/out", "--max-memory", "5XB"), 2),
     "a bad pattern": (("plan", "{src}", "--include", "re:("), 2),
     "the source as output": (("quantize", "{src}", "{src}"), 2),

@@ -35,7 +35,7 @@ def bench(
         ),
     ] = None,
     jobs: o.Jobs = None,
-    backend: o.Backend = "auto",
+    backend: o.HostBackend = "auto",
     quick: Annotated[
         bool, typer.Option("--quick", help="5 seconds instead of 20, and less precise.")
     ] = False,
@@ -62,7 +62,7 @@ def bench(
         source=local_path(source, "--source") if source is not None else None,
         checkpoint_bytes=parse_size(checkpoint_size or "1TB"),
         jobs=jobs,
-        backend=o.check_backend(backend),
+        backend=o.check_backend(backend, host_only=True),
         effort=QUICK if quick else FULL,
     )
     with open_display(json_lines=False, quiet=quiet or json) as display:

@@ -28,6 +28,7 @@ def dequantize(
     jobs: o.Jobs = None,
     max_memory: o.MaxMemory = "512MiB",
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     only: o.Only = None,
     overwrite: o.Overwrite = False,
     recheck: o.Recheck = False,
@@ -43,11 +44,13 @@ def dequantize(
     """
     del debug
     from mxconvert.destination import check_destination
+    from mxconvert.pipeline.devices.choose import check_choice
     from mxconvert.source import local_path
 
     source, target = local_path(src, "SRC"), local_path(dst, "DST")
     memory, kernels = runtime.parse_size(max_memory), o.check_backend(backend)
     check_destination(source, target)
+    check_choice(kernels, device)
     options = o.collect(
         recipe=recipe,
         expert_weights=expert_weights,
@@ -67,6 +70,7 @@ def dequantize(
         jobs=jobs,
         max_memory=memory,
         backend=kernels,
+        device=device,
         overwrite=overwrite,
         break_lock=break_lock,
         recheck=recheck,

@@ -91,7 +91,7 @@ def _judge(found: EndpointReport) -> None:
 def _print(found: Diagnosis) -> None:
     _section("versions", ((k, v or "not installed") for k, v in found.versions.items()))
     _section("machine", _machine(found.machine))
-    _section("backend", [("kernels", found.backend)])
+    _section("backend", [("kernels", found.backend), ("GPU", found.gpu)])
     _section("extras", _extras(found))
     if found.folder is not None:
         _section("folder", _folder(found.folder))

@@ -17,6 +17,8 @@ from mxconvert.events import Notice
 from mxconvert.model import Options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mxconvert.cli.progress import Display
     from mxconvert.model import Checkpoint, Plan, Skipped
     from mxconvert.pipeline import RunOptions, RunResult
@@ -36,6 +38,7 @@ def quantize(
     jobs: o.Jobs = None,
     max_memory: o.MaxMemory = "512MiB",
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     only: o.Only = None,
     overwrite: o.Overwrite = False,
     recheck: o.Recheck = False,
@@ -75,9 +78,11 @@ def quantize(
     if dry_run:
         show_plan(*load_plan(src, options, goal, show_notices=not json), json=json)
         return
+    from mxconvert.pipeline.devices.choose import check_choice, host_backend
     from mxconvert.quantize import compiling
 
-    with compiling(kernels, options.scale_rule, sums=not no_statistics):
+    check_choice(kernels, device)
+    with compiling(host_backend(kernels), options.scale_rule, sums=not no_statistics):
         from mxconvert.pipeline import RunOptions
 
         checkpoint, made = load_plan(src, options, goal, show_notices=False)
@@ -86,6 +91,7 @@ def quantize(
         jobs=jobs,
         max_memory=memory,
         backend=kernels,
+        device=device,
         overwrite=overwrite,
         break_lock=break_lock,
         recheck=recheck,
@@ -157,6 +163,16 @@ def _error_figures(sums: Sums | None) -> dict[str, float] | None:
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
+def _device_lines(result: RunResult) -> Iterator[str]:
+    """Yield what GPUs did, or why none was used if there is something to say about it."""
+    for use in result.devices:
+        done = f"{runtime.size(use.source_bytes)} of {runtime.size(result.source_bytes)}"
+        words = [use.description, done, f"given up: {use.error}" if use.error else ""]
+        yield f"{use.name}: " + ", ".join(filter(None, words))
+    if not result.devices and result.device_reason != "no GPU here":
+        yield f"none: {result.device_reason}"
+
+
 def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: str) -> None:
     """Print what a run did."""
     from mxconvert.cli.tables import print_pairs
@@ -185,6 +201,7 @@ def _print_summary(checkpoint: Checkpoint, made: Plan, result: RunResult, dst: s
                 ),
             )
         )
+        pairs += [("GPU", text) for text in _device_lines(result)]
     if result.sums is not None and result.sums.sum_x2:
         rmse, cosine = result.sums.relative_rmse, result.sums.cosine
         text = f"relative RMSE {rmse:.4f}, cosine {cosine:.5f}: mxconvert report {dst}"

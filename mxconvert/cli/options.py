@@ -45,7 +45,23 @@ Jobs = Annotated[
 ]
 Backend = Annotated[
     str,
+    typer.Option(
+        "--backend",
+        metavar="auto|triton|llvm|numpy",
+        help="Kernels; same bytes. triton: on GPUs alone.",
+    ),
+]
+HostBackend = Annotated[
+    str,
     typer.Option("--backend", metavar="auto|llvm|numpy", help="CPU kernels; same bytes."),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="cpu|all|cuda:0,...",
+        help="Use these GPUs beside the CPU [default: all, for 32 GiB and more].",
+    ),
 ]
 MaxMemory = Annotated[
     str,
@@ -172,13 +188,14 @@ class Goal:
     strict: bool = False
 
 
-def check_backend(name: str) -> str:
+def check_backend(name: str, *, host_only: bool = False) -> str:
     """Return ``name`` if ``--backend`` takes it."""
     from mxconvert.quantize import backend_names
 
-    if name not in backend_names():
+    known = [known for known in backend_names() if not (host_only and known == "triton")]
+    if name not in known:
         raise typer.BadParameter(
-            f"{name!r} is not one of {', '.join(backend_names())}", param_hint="--backend"
+            f"{name!r} is not one of {', '.join(known)}", param_hint="--backend"
         )
     return name
 

@@ -12,6 +12,7 @@ from mxconvert.doctor import environment, machine, software
 from mxconvert.doctor.endpoint import EndpointReport, examine_endpoint
 from mxconvert.doctor.folder import FolderReport, examine
 from mxconvert.errors import MissingExtraError
+from mxconvert.pipeline.devices.choose import explain_devices, host_backend
 from mxconvert.pipeline.slots import usable_cores
 from mxconvert.quantize import explain_backend, load_backend
 
@@ -32,8 +33,9 @@ class Diagnosis:
     Attributes:
         versions: By name; ``None``: not installed.
         machine: Facts, see ``docs/reference/doctor.md``.
-        backend: The one asked for; which it is, or why it cannot be used.
-        backend_error: Set if it cannot be used.
+        backend: The one asked for on CPUs; which it is, or why it cannot be used.
+        gpu: Which GPUs a large run would use, or why none.
+        backend_error: Set if what was asked for cannot be used.
         extras: Optional sets of packages.
         folder: The folder asked for, if any.
         environment: What may be shown of each variable.
@@ -43,6 +45,7 @@ class Diagnosis:
     versions: dict[str, str | None]
     machine: dict[str, Any]
     backend: str
+    gpu: str
     backend_error: MissingExtraError | None
     extras: tuple[Extra, ...]
     folder: FolderReport | None
@@ -56,7 +59,11 @@ class Diagnosis:
             "schema_version": SCHEMA_VERSION,
             "versions": self.versions,
             "machine": self.machine,
-            "backend": {"explanation": self.backend, "usable": self.backend_error is None},
+            "backend": {
+                "explanation": self.backend,
+                "gpu": self.gpu,
+                "usable": self.backend_error is None,
+            },
             "extras": [
                 {"name": e.name, "missing": list(e.missing), "command": e.command}
                 for e in self.extras
@@ -86,15 +93,17 @@ def diagnose(folder: Path | None = None, backend: str = "auto") -> Diagnosis:
         folder: Examined by writing a few bytes into a temporary folder in it.
         backend: ``auto`` or a backend's name.
     """
-    error = None
+    gpu, error = explain_devices(backend)
+    host = host_backend(backend)
     try:
-        load_backend(backend)
+        load_backend(host)
     except MissingExtraError as failure:
         error = failure
     return Diagnosis(
         versions=software.versions(),
         machine=_machine(),
-        backend=explain_backend(backend),  # type: ignore[arg-type]  # load_backend took it
+        backend=explain_backend(host),  # type: ignore[arg-type]  # load_backend took it
+        gpu=gpu,
         backend_error=error,
         extras=software.extras(),
         folder=examine(folder) if folder is not None else None,

@@ -57,6 +57,11 @@ class Converter:
         self._lock = threading.Lock()
         self._scales: dict[str, Scales] = {}
 
+    @property
+    def rule(self) -> str:
+        """The scale rule."""
+        return self._quantizer.rule
+
     def read(self, part: Part, data: memoryview) -> None:
         """Read a part's source bytes, in the order of their storage."""
         read_tensor(self._reader, part.item.source, part.begin, data)
@@ -122,7 +127,7 @@ class Converter:
     ) -> int:
         """Quantize rows of scaled FP8 that are stored as they are written."""
         source = part.item.source
-        factors = self._factors(part)
+        factors = self.factors(part)
         if factors is not None:
             found = self._quantizer.quantize_scaled(
                 data, source.dtype, factors.data, *out, sums=sums
@@ -149,9 +154,7 @@ class Converter:
             blocks = values.size // BLOCK_SIZE
             made = memoryview(bytearray(blocks * BLOCK_SIZE // 2)), memoryview(bytearray(blocks))
             count += self._quantize_rows(part, np.ascontiguousarray(values.T), made, sums)
-            for some, whole, per in ((made[0], out[0], 2), (made[1], out[1], BLOCK_SIZE)):
-                columns = np.frombuffer(some, np.uint8).reshape(rows, -1)
-                _place(columns, np.frombuffer(whole, np.uint8).reshape(rows, -1), first // per)
+            place_codes(made, out, rows, first)
         return count
 
     def _quantize_rows(
@@ -179,7 +182,7 @@ class Converter:
             output: For the part; of a transposed one for the whole matrix.
         """
         source, count = part.item.source, 0
-        factors = None if part.transposed or source.scale is None else self._factors(part)
+        factors = None if part.transposed or source.scale is None else self.factors(part)
         if factors is not None:
             return self._quantizer.widen_scaled(data, source.dtype, factors.data, output).count
         for first, values in self._chunks(part, data):
@@ -198,7 +201,11 @@ class Converter:
         """Make BF16 of MXFP4; return how many of its values BF16 cannot hold."""
         return self._quantizer.dequantize(data, scales, output)
 
-    def _factors(self, part: Part) -> NDArray[np.float32] | None:
+    def unfit(self, scales: memoryview, output: memoryview) -> int:
+        """Return how many values of what was decoded BF16 cannot hold."""
+        return self._quantizer.unfit(scales, output)
+
+    def factors(self, part: Part) -> NDArray[np.float32] | None:
         """Return the factor of each block of a part of scaled FP8, which the kernels take.
 
         ``None`` if some block has several, and where a scale is zero: it needs a closer look.
@@ -284,6 +291,25 @@ def _chunk_rows(item: Item) -> int:
     """Return the stored rows that are converted at a time."""
     unit = BLOCK_SIZE if item.source.transposed and item.action is Action.QUANTIZE else 1
     return max(1, CHUNK_ELEMENTS // (stored_shape(item.source)[1] * unit)) * unit
+
+
+def place_codes(
+    made: tuple[memoryview, memoryview],
+    whole: tuple[memoryview, memoryview],
+    rows: int,
+    first: int,
+) -> None:
+    """Put codes and scales of some columns of a matrix into the whole.
+
+    Args:
+        made: Codes ``[rows, columns / 2]`` and scales ``[rows, columns / 32]``.
+        whole: Those of the matrix.
+        rows: Of the matrix.
+        first: The number of the first column.
+    """
+    for some, all_, per in zip(made, whole, (2, BLOCK_SIZE), strict=True):
+        columns = np.frombuffer(some, np.uint8).reshape(rows, -1)
+        _place(columns, np.frombuffer(all_, np.uint8).reshape(rows, -1), first // per)
 
 
 def _place(columns: Array, whole: Array, first: int) -> None:

@@ -18,6 +18,7 @@ from mxconvert import failpoints
 from mxconvert.errors import Interrupted, LocalError, MxConvertError, SourceError
 from mxconvert.events import Advanced, FileFinished
 from mxconvert.pipeline.convert import Converter
+from mxconvert.pipeline.devices.handover import Handover
 from mxconvert.pipeline.job import FileJob, FileResult
 from mxconvert.pipeline.slots import Slot
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from mxconvert.events import Reporter
     from mxconvert.model import OutputFile
+    from mxconvert.pipeline.devices import Devices
+    from mxconvert.pipeline.devices.launches import Launch
+    from mxconvert.pipeline.devices.ring import Outcome
     from mxconvert.pipeline.lane import Continuation
     from mxconvert.pipeline.pieces import Piece
     from mxconvert.pipeline.slots import Budget
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from mxconvert.source import SourceReader
     from mxconvert.stop import StopToken
 
-    Task = tuple[FileJob, Piece, Slot]
+    Task = Callable[[], None]
 
 _POLL_SECONDS = 0.2  # how soon the main thread notices a signal
 _GRACE_SECONDS = 4.0  # how long threads that hang may delay the end after a signal, twice
@@ -57,6 +61,7 @@ class Engine:
         record: Callable[[OutputFile, FileResult], None],
         report: Reporter,
         measure: bool = False,
+        devices: Devices | None = None,
     ) -> None:
         self._pending = deque(files)
         self._folder = folder
@@ -69,6 +74,13 @@ class Engine:
         self._changed = threading.Condition()
         self._active: list[FileJob] = []
         self._free = deque(Slot(budget.piece_size) for _ in range(budget.slots))
+        self._devices = devices
+        self._handover = (
+            None if devices is None else Handover(devices, self._converter, measure=measure)
+        )
+        self._away = 0
+        self._back: deque[Task] = deque()
+        self._abandoned: list[Slot] = []
         self._stopping = False
         self._fatal: BaseException | None = None
         self._failed: list[tuple[OutputFile, MxConvertError]] = []
@@ -86,11 +98,14 @@ class Engine:
             Interrupted: ``stop`` was set.
         """
         with stop.watched():  # before the first thread starts: none may be left behind
+            self._pin_slots()
             workers = [_start(self._work, f"mxconvert-{n}") for n in range(self._budget.jobs)]
             # With one job files are also closed one by one, in their order.
             count = 1 if self._budget.jobs == 1 else max(_CLOSERS, self._budget.jobs // 2)
             closers = [_start(self._close_jobs, f"mxconvert-close-{n}") for n in range(count)]
             self._wait(workers, stop)
+            if self._devices is not None:
+                self._devices.close()
             with self._changed:
                 self._retire_all()
             for _ in closers:
@@ -105,6 +120,10 @@ class Engine:
         if self._fatal is not None:
             raise self._fatal
         return self._failed
+
+    def _pin_slots(self) -> None:
+        if self._devices is not None:
+            self._devices.pin(self._free)
 
     def _wait(self, threads: Iterable[threading.Thread], stop: StopToken) -> None:
         """Wait for threads to end; after a signal no longer than the grace period."""
@@ -123,14 +142,18 @@ class Engine:
             for job in self._active:
                 job.fail(LocalError("the run was stopped"))
             self._changed.notify_all()
+        if self._devices is not None:
+            self._devices.wake()
 
     # ------------------------------------------------------------------ dispatching
 
     def _next(self) -> Task | None:
         with self._changed:
             while True:
+                if self._back and not self._stopping:
+                    return self._back.popleft()
                 self._open_files()
-                if self._stopping or not (self._active or self._pending):
+                if self._stopping or not (self._active or self._pending or self._away):
                     self._retire_all()
                     return None
                 job = self._choose() if self._free else None
@@ -182,7 +205,7 @@ class Engine:
         slot = self._free.popleft()
         if self._free:
             self._changed.notify()  # what follows may fit where this did not
-        return job, piece, slot
+        return lambda: self._convert(job, piece, slot)
 
     def _retire_all(self) -> None:
         for job in self._active:
@@ -196,20 +219,87 @@ class Engine:
     def _work(self) -> None:
         try:
             while (task := self._next()) is not None:
-                self._convert(*task)
+                task()
         except BaseException as error:  # noqa: BLE001  (a bug must not hang the run)
             self._halt(error)
 
     def _convert(self, job: FileJob, piece: Piece, slot: Slot) -> None:
+        def convert() -> bool:
+            failpoints.hit("engine.convert")
+            if self._handover is None:
+                job.convert(piece, slot, self._converter)
+                return True
+            job.read(piece, slot, self._converter)
+            return self._make(job, piece, slot)
+
+        if self._attempt(job, convert):
+            job.commit_lane.submit(piece.index, lambda: self._commit(job, piece, slot))
+
+    def _attempt(self, job: FileJob, step: Callable[[], bool]) -> bool:
+        """Take a step of a file unless it failed; return whether its piece is to be committed."""
         if job.error is None:
             try:
-                failpoints.hit("engine.convert")
-                job.convert(piece, slot, self._converter)
+                return step()
             except MxConvertError as error:
                 self._fail(job, error)
             except BaseException as error:  # noqa: BLE001  (see _work)
                 self._crash(job, error)
-        job.commit_lane.submit(piece.index, lambda: self._commit(job, piece, slot))
+        return True
+
+    # ------------------------------------------------------------------ with GPUs
+
+    def _make(self, job: FileJob, piece: Piece, slot: Slot) -> bool:
+        """Give a piece that was read to a device, or make it; return whether it is made."""
+
+        def back(launches: tuple[Launch, ...], outcome: Outcome) -> None:
+            with self._changed:
+                self._back.append(lambda: self._take(job, piece, slot, launches, outcome))
+                self._changed.notify()
+
+        with self._changed:
+            self._away += 1
+        given = False
+        try:
+            given = self._handover is not None and self._handover.offer(piece, slot, back)
+        finally:
+            if not given:
+                self._one_less_away()
+        if given:
+            return False
+        job.make(piece, slot, self._converter)
+        return True
+
+    def _one_less_away(self) -> None:
+        with self._changed:
+            self._away -= 1
+            if not self._away:
+                self._changed.notify_all()  # there may be nothing left to wait for
+
+    def _take(
+        self,
+        job: FileJob,
+        piece: Piece,
+        slot: Slot,
+        launches: tuple[Launch, ...],
+        outcome: Outcome,
+    ) -> None:
+        """Go on with a piece that comes back from a device."""
+        kept = slot
+        if outcome.error is not None:
+            kept = slot.copy()
+            self._abandoned.append(slot)
+
+        def take() -> bool:
+            if outcome.error is not None:
+                return self._make(job, piece, kept)
+            job.take(piece, slot, launches, outcome, self._converter)
+            return True
+
+        try:
+            if self._attempt(job, take):
+                job.commit_lane.submit(piece.index, lambda: self._commit(job, piece, kept))
+        finally:
+            self._one_less_away()
 
     def _commit(self, job: FileJob, piece: Piece, slot: Slot) -> Continuation:
         views: list[memoryview] = []

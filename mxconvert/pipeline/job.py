@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mxconvert.digest import StreamingHash, xxh3_128, xxh3_128_hex
-from mxconvert.events import Notice
 from mxconvert.fp8 import scale_of
 from mxconvert.model import CODES_DTYPE, Action, quantized_names
-from mxconvert.pipeline.convert import output_elements
+from mxconvert.pipeline.convert import output_elements, place_codes
+from mxconvert.pipeline.devices.launches import Kind
 from mxconvert.pipeline.lane import OrderedLane
+from mxconvert.pipeline.notices import nonfinite_notice, zero_scales_notice
 from mxconvert.pipeline.pieces import cut_file
 from mxconvert.pipeline.statistics import FileStatistics
 from mxconvert.plan.build import file_header
-from mxconvert.quantize import ErrorSums
-from mxconvert.safetensors_format import num_elements
+from mxconvert.quantize import ErrorSums, add_up
 from mxconvert.writer import WeightFileWriter
 
 if TYPE_CHECKING:
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from mxconvert.events import Reporter
     from mxconvert.model import OutputFile, TensorInfo
     from mxconvert.pipeline.convert import Converter
+    from mxconvert.pipeline.devices.launches import Launch
+    from mxconvert.pipeline.devices.ring import Outcome
     from mxconvert.pipeline.pieces import Part, Piece
     from mxconvert.pipeline.slots import Slot
+
+_NAN_SCALE = 255
 
 
 @dataclass(slots=True)
@@ -130,17 +134,87 @@ class FileJob:
                 finite.
         """
         for part in piece.parts:
-            data = slot.input[part.at : part.at + part.size]
-            converter.read(part, data)
-            if part.stored_scales_size:
-                converter.read_scales(part, _scales(part, slot))
-            elif part.item.source.scale is not None and part.last:
-                self._note_scales(part.item.source, converter)
-            if part.item.action is Action.COPY:
-                converter.check_scales(part, data)
-                self._scan(part, data, converter)
-            if self._make(part, data, slot, converter):
-                raise converter.nonfinite_error(part.item)
+            self._read(part, slot, converter)
+            self._make_part(part, slot, converter)
+
+    def read(self, piece: Piece, slot: Slot, converter: Converter) -> None:
+        """Read a piece only; `make` or, after a device has made it, `take` comes next.
+
+        Raises:
+            SourceError: The source changed.
+        """
+        for part in piece.parts:
+            self._read(part, slot, converter)
+
+    def make(self, piece: Piece, slot: Slot, converter: Converter) -> None:
+        """Make the output of a piece that was read.
+
+        Raises:
+            SourceError: A weight is not finite.
+        """
+        for part in piece.parts:
+            self._make_part(part, slot, converter)
+
+    def take(
+        self,
+        piece: Piece,
+        slot: Slot,
+        launches: tuple[Launch, ...],
+        outcome: Outcome,
+        converter: Converter,
+    ) -> None:
+        """Take what a device made of a piece, and make the rest.
+
+        Raises:
+            SourceError: A weight is not finite.
+        """
+        made = {id(part) for launch in launches for part in launch.parts}
+        for launch in launches:
+            self._take_launch(launch, slot, outcome, converter)
+        for part in piece.parts:
+            if id(part) not in made:
+                self._make_part(part, slot, converter)
+
+    def _take_launch(
+        self, launch: Launch, slot: Slot, outcome: Outcome, converter: Converter
+    ) -> None:
+        bad = int(outcome.found[launch.number, 0])
+        for part, begin, end in launch.programs(outcome.blocks_each):
+            if launch.kind is Kind.QUANTIZE:
+                if bad and _holds_nonfinite(part, slot):
+                    raise converter.nonfinite_error(part.item)
+                sums = add_up(outcome.sums[begin:end]) if launch.measure else None
+                self._take_codes(part, slot, sums)
+            elif launch.kind is Kind.DECODE:
+                bad = converter.unfit(_scales(part, slot), self._output(part, slot))
+        if bad:
+            raise converter.nonfinite_error(launch.parts[0].item)
+
+    def _take_codes(self, part: Part, slot: Slot, sums: ErrorSums | None) -> None:
+        """Put codes and scales that lie in the slot where `commit` looks for them."""
+        made, wanted = codes_in(slot, part), self._codes(part, slot)
+        if part.transposed and not part.whole:
+            rows = part.item.source.shape[0]
+            place_codes(made, wanted, rows, part.first_element // rows)
+        elif not part.whole:
+            wanted[1][:] = made[1]
+        self._measured(part, wanted, sums)
+
+    def _read(self, part: Part, slot: Slot, converter: Converter) -> None:
+        data = slot.input[part.at : part.at + part.size]
+        converter.read(part, data)
+        if part.stored_scales_size:
+            converter.read_scales(part, _scales(part, slot))
+        elif part.item.source.scale is not None and part.last:
+            self._note_scales(part.item.source, converter)
+        if part.item.action is Action.COPY:
+            converter.check_scales(part, data)
+            self._scan(part, data, converter)
+
+    def _make_part(self, part: Part, slot: Slot, converter: Converter) -> None:
+        data = slot.input[part.at : part.at + part.size]
+        if self._make(part, data, slot, converter):
+            raise converter.nonfinite_error(part.item)
 
     def _scan(self, part: Part, data: memoryview, converter: Converter) -> None:
         found = converter.scan(part, data)
@@ -169,11 +243,17 @@ class FileJob:
         packed, scales = self._codes(part, slot)
         sums = ErrorSums() if self._statistics is not None else None
         found = converter.quantize(part, data, packed, scales, sums)
-        if self._statistics is not None and sums is not None:
-            self._statistics.take(part, sums)
-            if part.whole or not part.transposed:
-                self._statistics.sample(packed, scales, part.first_block)
+        self._measured(part, (packed, scales), sums)
         return found
+
+    def _measured(
+        self, part: Part, codes: tuple[memoryview, memoryview], sums: ErrorSums | None
+    ) -> None:
+        if self._statistics is None or sums is None:
+            return
+        self._statistics.take(part, sums)
+        if part.whole or not part.transposed:
+            self._statistics.sample(*codes, part.first_block)
 
     def _output(self, part: Part, slot: Slot) -> memoryview:
         """Return where the output of a part is made, or of its whole tensor if that is held."""
@@ -266,9 +346,9 @@ class FileJob:
     def _report_oddities(self, tensor: TensorInfo, report: Reporter) -> None:
         if tensor.name in self._nonfinite:
             count, first = self._nonfinite.pop(tensor.name)
-            report(_nonfinite_notice(tensor, count, first))
+            report(nonfinite_notice(tensor, count, first))
         if tensor.name in self._zero_scales:
-            report(_zero_scales_notice(tensor, self._zero_scales.pop(tensor.name)))
+            report(zero_scales_notice(tensor, self._zero_scales.pop(tensor.name)))
 
     def hash_sha256(self, views: list[memoryview]) -> None:
         """Take committed bytes into the file's SHA-256."""
@@ -312,25 +392,12 @@ def _scales(part: Part, slot: Slot) -> memoryview:
     return slot.input[part.scales_at : part.scales_at + part.stored_scales_size]
 
 
+def _holds_nonfinite(part: Part, slot: Slot) -> bool:
+    """Whether a part's scales say so: the block of such an element gets 255."""
+    _, scales = codes_in(slot, part)
+    return bool((np.frombuffer(scales, np.uint8) == _NAN_SCALE).any())
+
+
 def _waits(part: Part) -> bool:
     """Whether a part's output is written later, with that of the tensor's last part."""
     return part.transposed and not part.last
-
-
-def _zero_scales_notice(weight: TensorInfo, count: int) -> Notice:
-    scale = scale_of(weight).tensor
-    return Notice(
-        severity="warning",
-        code="zero-scale",
-        message=f"{weight.name}: {count} of {num_elements(scale.shape)} scales in {scale.name} "
-        "are 0, and so are all weights that they scale",
-    )
-
-
-def _nonfinite_notice(tensor: TensorInfo, count: int, first: int) -> Notice:
-    return Notice(
-        severity="warning",
-        code="non-finite-copied",
-        message=f"{tensor.name}: {count} of {num_elements(tensor.shape)} values are NaN or "
-        f"infinite, the first is element {first}; copied as they are",
-    )

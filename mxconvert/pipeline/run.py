@@ -22,23 +22,15 @@ from mxconvert.events import Notice, Started
 from mxconvert.lock import Lock
 from mxconvert.pipeline.base import Taking, open_base
 from mxconvert.pipeline.complete import find_artifact
-from mxconvert.pipeline.convert import chunk_bytes
 from mxconvert.pipeline.engine import Engine
 from mxconvert.pipeline.finish import finish_artifact
 from mxconvert.pipeline.journal import Journal, command_of
 from mxconvert.pipeline.names import DOCUMENT_NAMES, check_names, copied_sidecars
-from mxconvert.pipeline.pieces import kinds_of, largest_granule, largest_held
 from mxconvert.pipeline.recheck import recheck_sources
+from mxconvert.pipeline.resources import Resources, find_resources
 from mxconvert.pipeline.slots import (
     DEFAULT_MAX_MEMORY,
-    Budget,
-    Needs,
-    plan_budget,
-    resident_bytes,
-    return_free_memory,
-    usable_cores,
 )
-from mxconvert.quantize import Quantizer, load_backend
 from mxconvert.recipes import find_recipe
 from mxconvert.source import SourceReader
 from mxconvert.statistics import REPORT_NAME, Sums, TensorStats, encode_fragment
@@ -50,6 +42,7 @@ if TYPE_CHECKING:
 
     from mxconvert.events import Reporter
     from mxconvert.model import Checkpoint, OutputFile, Plan
+    from mxconvert.pipeline.devices import DeviceUse
     from mxconvert.pipeline.job import FileResult
 
 
@@ -63,7 +56,8 @@ class RunOptions:
     Attributes:
         jobs: Worker threads; ``None`` takes every processor of this process.
         max_memory: Bytes the process may have resident.
-        backend: ``auto``, ``llvm`` or ``numpy``.
+        backend: ``auto``, ``triton``, ``llvm`` or ``numpy``.
+        device: ``auto``, ``cpu``, ``all``, or GPUs such as ``cuda:0,cuda:1``.
         overwrite: Replace what is in the output folder.
         break_lock: Take over the lock of another host.
         recheck: Before resuming, compare the source's content with what finished files
@@ -76,6 +70,7 @@ class RunOptions:
     jobs: int | None = None
     max_memory: int = DEFAULT_MAX_MEMORY
     backend: str = "auto"
+    device: str = "auto"
     overwrite: bool = False
     break_lock: bool = False
     recheck: bool = False
@@ -90,7 +85,8 @@ class RunResult:
 
     ``artifact`` is the artifact's id, ``None`` if files are still to be made. ``files_taken``
     are those of the base. ``sums`` are the quantization errors of the weights that this run
-    made, ``None`` if none were measured.
+    made, ``None`` if none were measured. ``backend`` is the host's kernels; ``devices`` is what
+    each GPU did, ``device_reason`` why those were used.
     """
 
     artifact: str | None
@@ -102,6 +98,8 @@ class RunResult:
     seconds: float
     jobs: int
     backend: str
+    device_reason: str = ""
+    devices: tuple[DeviceUse, ...] = ()
     files_taken: int = 0
     sums: Sums | None = None
 
@@ -178,8 +176,7 @@ class _Run:
         self._options = options
         self._report = report
         self._started = time.monotonic()
-        self._budget: Budget | None = None
-        self._backend = "none"
+        self._resources: Resources | None = None
         self._lock = threading.Lock()
         self._sums: dict[str, Sums] = {}
         self._another = ""
@@ -195,13 +192,27 @@ class _Run:
         self.journal = Journal(target)
 
     def __call__(self, stop: StopToken) -> RunResult:
-        plan, options = self._plan, self._options
         # What can be refused is refused before anything is removed.
-        budget, quantizer = self._resources()
+        options = self._options
+        self._resources = resources = find_resources(
+            self._plan,
+            jobs=options.jobs,
+            max_memory=options.max_memory,
+            backend=options.backend,
+            device=options.device,
+            report=self._report,
+        )
+        try:
+            return self._run(resources, stop)
+        finally:
+            resources.close()
+
+    def _run(self, resources: Resources, stop: StopToken) -> RunResult:
+        plan, options = self._plan, self._options
         self._prepare()
         finished = [file for file in plan.files if self.journal.finished(file)]
         to_make = _to_make(plan, finished, options.only)
-        taken = self._take(to_make, budget.jobs, stop)
+        taken = self._take(to_make, resources.budget.jobs, stop)
         names = {file.name for file in taken}
         to_make = [file for file in to_make if file.name not in names]
         destination.check_space(self._target, sum(file.size for file in to_make))
@@ -212,12 +223,13 @@ class _Run:
             engine = Engine(
                 to_make,
                 self._target,
-                budget=budget,
+                budget=resources.budget,
                 reader=reader,
-                quantizer=quantizer,
+                quantizer=resources.quantizer,
                 record=self._record,
                 report=self._report,
                 measure=options.statistics and not plan.plain,
+                devices=resources.devices,
             )
             failed = engine.run(stop)
         if failed:
@@ -264,20 +276,6 @@ class _Run:
             REPORT_NAME,
         }
 
-    def _resources(self) -> tuple[Budget, Quantizer]:
-        """Load the kernels and fit buffers into the memory budget.
-
-        Raises:
-            UsageError: The budget is too small.
-            MissingExtraError: The backend cannot be used here.
-        """
-        backend = load_backend(self._options.backend)
-        self._backend = backend.name
-        jobs, needs = self._options.jobs or usable_cores(), memory_needs(self._plan)
-        return_free_memory()
-        self._budget = plan_budget(jobs, self._options.max_memory, resident_bytes(), needs)
-        return self._budget, Quantizer(backend, self._plan.options.scale_rule)
-
     def _record(self, file: OutputFile, result: FileResult) -> None:
         """Keep what is known of a finished file, its record last."""
         if result.statistics is not None:
@@ -311,6 +309,7 @@ class _Run:
         self, artifact: str | None, *, made: Sequence[OutputFile], kept: int, taken: int = 0
     ) -> RunResult:
         """Return what the run did."""
+        used = self._resources
         return RunResult(
             artifact=artifact,
             files_made=len(made),
@@ -320,24 +319,16 @@ class _Run:
             source_bytes=sum(file.source_size for file in made),
             output_bytes=sum(file.size for file in made),
             seconds=time.monotonic() - self._started,
-            jobs=self._budget.jobs if self._budget else 0,
-            backend=self._backend,
+            jobs=used.budget.jobs if used else 0,
+            backend=used.quantizer.backend.name if used else "none",
+            device_reason=used.choice.reason if used else "",
+            devices=used.devices.uses() if used and used.devices else (),
             sums=self._total() if self._sums else None,
         )
 
     def _total(self) -> Sums:
         """Add up in the order of names, which threads do not change."""
         return sum((self._sums[name] for name in sorted(self._sums)), start=Sums())
-
-
-def memory_needs(plan: Plan) -> Needs:
-    """Return what the tensors of a plan need of memory."""
-    items = kinds_of(plan.files)
-    return Needs(
-        held=lambda piece_size: largest_held(items, piece_size),
-        granule=largest_granule(items),
-        chunk=max(map(chunk_bytes, items), default=0),
-    )
 
 
 def _check_only(plan: Plan, only: tuple[str, ...]) -> None:

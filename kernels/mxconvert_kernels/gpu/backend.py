@@ -18,7 +18,6 @@ from mxconvert_kernels.buffers import (
     count_widened_blocks,
 )
 from mxconvert_kernels.gpu.launch import (
-    SUMS,
     Launcher,
     Matrix,
     describe,
@@ -27,6 +26,7 @@ from mxconvert_kernels.gpu.launch import (
     what_was_summed,
 )
 from mxconvert_kernels.numpy_backend import NumpyBackend
+from mxconvert_kernels.program_sums import SUMS
 from mxconvert_kernels.spec import FloatType, NonFinite, ScaleRule
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ memory too, to be read when everything is done.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import triton
 
-from mxconvert_kernels.error_sums import ErrorSums
 from mxconvert_kernels.gpu import device
 from mxconvert_kernels.gpu.kinds import KINDS, RULES, Layout, Variant
+from mxconvert_kernels.program_sums import NO_PLACE, SUMS, add_up
 from mxconvert_kernels.spec import (
     ALL_FINITE,
     BLOCK_SIZE,
@@ -27,11 +27,9 @@ from mxconvert_kernels.spec import (
     ScaleRule,
 )
 
-SUMS: Final = 9
-"""Float64 of a program: sums of x2, q2 and err2, the largest error, and how many elements were
-flushed and saturated, how many blocks are below and above the floor exponent and how many count."""
+if TYPE_CHECKING:
+    from mxconvert_kernels.error_sums import ErrorSums
 
-_NO_PLACE: Final = 2**63 - 1
 _FIRST_BF16X2: Final = (8, 0)
 _WITH_E2M1X2: Final = ((10, 0), (10, 3))
 _WARPS: Final = 4
@@ -240,7 +238,7 @@ class Launcher:
 
 def nothing_found(device: torch.device) -> torch.Tensor:
     """Return the int64 ``[2]`` to which launches add what is not finite: count and first index."""
-    return torch.tensor([0, _NO_PLACE], dtype=torch.int64, device=device)
+    return torch.tensor([0, NO_PLACE], dtype=torch.int64, device=device)
 
 
 def what_was_found(found: torch.Tensor) -> NonFinite:
@@ -251,21 +249,7 @@ def what_was_found(found: torch.Tensor) -> NonFinite:
 
 def what_was_summed(sums: torch.Tensor) -> ErrorSums:
     """Add up what the programs of launches stored, in their order; waits for them."""
-    by_program = sums.reshape(-1, SUMS).cpu()
-    totals = by_program.sum(0).tolist()
-    x2, q2, err2, _, flushed, saturated, below, above, blocks = totals
-    counts = [int(value) for value in (flushed, saturated, below, above, blocks)]
-    return ErrorSums(
-        elements=counts[4] * BLOCK_SIZE,
-        blocks=counts[4],
-        sum_x2=x2,
-        sum_q2=q2,
-        sum_err2=err2,
-        max_abs_err=float(by_program[:, 3].max()) if len(by_program) else 0.0,
-        flushed=counts[0],
-        saturated=counts[1],
-        exponents=(counts[2], counts[4] - counts[2] - counts[3], counts[3]),
-    )
+    return add_up(sums.reshape(-1, SUMS).cpu().numpy())
 
 
 def describe() -> str:
