@@ -1,12 +1,14 @@
-"""Check the GPU's kernels on a GPU: first the bits, then the speed.
+"""Check the GPU's kernels and the pipeline on a GPU: first the bits, then the speed.
 
-    python scripts/device_check.py [--json FILE] [--mib 1024] [--bits-only]
+    python scripts/device_check.py [--json FILE] [--mib 1024] [--gb 8] [--bits-only]
 
 Every variant that the GPU has, every rule and source against the numpy backend, on sizes around
 those of programs and on values around ties; matrices read in place; then the time of each kernel
-beside a copy on the device of as many bytes. Needs torch, Triton and numpy; neither llvmlite nor a
-network. Status 1 if a byte differs. With TRITON_INTERPRET=1 it checks the interpreter, for which
-``--bits-only`` is meant. Nobody has run it on a GPU yet.
+beside a copy on the device of as many bytes; then `quantize` of a model of ``--gb`` from tmpfs to
+tmpfs, on the CPU, on both and on the GPU alone, beside what binds it (`device_run`). Needs torch,
+Triton and numpy, the last part also what the command needs; neither llvmlite nor a network.
+Status 1 if a byte differs. With TRITON_INTERPRET=1 it checks the interpreter, with ``--gb 0.05``
+and ``--bits-only``. Nobody has run it on a GPU yet.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from mxconvert_kernels.gpu.launch import Launcher, Matrix, describe, nothing_fou
 from mxconvert_kernels.program_sums import SUMS
 from mxconvert_kernels.spec import SCALED_TYPES, WHOLE_TYPES
 
+from scripts.device_run import measure_runs, missing
 from tests.kernels.blocks import random_bits, spread_bits
 from tests.kernels.interpreter import INTERPRETING, fuse_multiply_add
 
@@ -47,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the results here as well")
     parser.add_argument("--mib", type=int, default=1024, help="of BF16, for the times")
-    parser.add_argument("--bits-only", action="store_true")
+    parser.add_argument("--gb", type=float, default=8, help="of the model; 0 leaves it out")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))  # noqa: S108
+    parser.add_argument("--bits-only", action="store_true", help="no times of kernels")
     options = parser.parse_args()
     if INTERPRETING:
         fuse_multiply_add()
@@ -70,9 +75,30 @@ def main() -> None:
         for row in results["kernels"]:
             names = f"{row['variant']} | {row['kernel']}"
             print(f"| {names} | {row['gb_s']:.0f} | {row['share']:.2f} |")
+    if options.gb:
+        results["quantize"] = end_to_end(int(options.gb * 1e9), options.folder)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    sys.exit(bool(wrong))
+    sys.exit(bool(wrong) or not results.get("quantize", {}).get("same_artifact", True))
+
+
+def end_to_end(size: int, folder: Path) -> dict[str, Any]:
+    """Measure the whole command and print what it does."""
+    if absent := missing():
+        print(f"quantize: left out, {', '.join(absent)} not installed here")
+        return {"left_out": absent}
+    found = measure_runs(size, folder)
+    print(f"quantize {found['source_gb']:.1f} GB from {folder} to {folder}, rule mse:")
+    print("| on | GB/s | with start | of the bound | CPU s/GB | done by GPU |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for row in found["runs"]:
+        figures = (row["gb_s"], row["gb_s_with_start"], row["of_bound"], row["cpu_s_per_gb"])
+        cells = " | ".join(f"{figure:.2f}" for figure in figures)
+        print(f"| {row['run']} | {cells} | {row['on_gpu']:.0%} |")
+    limits = ", ".join(f"{name} {rate:.1f}" for name, rate in found["limits_gb_s"].items())
+    print(f"limits, GB/s of source: {limits}; {found['bound']} binds")
+    print("the same artifact each time" if found["same_artifact"] else "THE ARTIFACTS DIFFER")
+    return found
 
 
 def variants() -> list[Variant]:

@@ -52,7 +52,10 @@ def test_the_base_install_asks_for_nothing_heavy() -> None:
     assert not names & HEAVY
 
 
-GPU_ONLY = tuple(f"mxconvert_kernels.gpu.{name}" for name in ("backend", "device", "launch"))
+GPU_ONLY = (
+    *(f"mxconvert_kernels.gpu.{name}" for name in ("backend", "device", "launch")),
+    "mxconvert.pipeline.devices.torch_device",
+)
 """Imported when a GPU is asked for, and then with a message that names the extra."""
 
 

@@ -44,7 +44,7 @@ def dequantize(
     """
     del debug
     from mxconvert.destination import check_destination
-    from mxconvert.pipeline.devices.choose import check_choice
+    from mxconvert.pipeline.devices.choice import check_choice
     from mxconvert.source import local_path
 
     source, target = local_path(src, "SRC"), local_path(dst, "DST")

@@ -78,7 +78,7 @@ def quantize(
     if dry_run:
         show_plan(*load_plan(src, options, goal, show_notices=not json), json=json)
         return
-    from mxconvert.pipeline.devices.choose import check_choice, host_backend
+    from mxconvert.pipeline.devices.choice import check_choice, host_backend
     from mxconvert.quantize import compiling
 
     check_choice(kernels, device)

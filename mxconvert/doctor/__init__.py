@@ -12,7 +12,7 @@ from mxconvert.doctor import environment, machine, software
 from mxconvert.doctor.endpoint import EndpointReport, examine_endpoint
 from mxconvert.doctor.folder import FolderReport, examine
 from mxconvert.errors import MissingExtraError
-from mxconvert.pipeline.devices.choose import explain_devices, host_backend
+from mxconvert.pipeline.devices.choice import explain_devices, host_backend
 from mxconvert.pipeline.slots import usable_cores
 from mxconvert.quantize import explain_backend, load_backend
 

@@ -13,7 +13,7 @@ import torch
 from mxconvert_kernels.gpu.launch import Launcher, Matrix, describe
 from mxconvert_kernels.spec import FloatType, ScaleRule
 
-from mxconvert.pipeline.devices.choose import INTERPRETER
+from mxconvert.pipeline.devices.choice import INTERPRETER
 from mxconvert.pipeline.devices.launches import FACTOR_BYTES, Kind
 from mxconvert.quantize import SUMS
 
