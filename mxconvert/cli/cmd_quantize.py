@@ -167,7 +167,8 @@ def _device_lines(result: RunResult) -> Iterator[str]:
     """Yield what GPUs did, or why none was used if there is something to say about it."""
     for use in result.devices:
         done = f"{runtime.size(use.source_bytes)} of {runtime.size(result.source_bytes)}"
-        words = [use.description, done, f"given up: {use.error}" if use.error else ""]
+        memory = f"{runtime.size(use.memory)} of its memory" if use.memory else ""
+        words = [use.description, done, memory, f"given up: {use.error}" if use.error else ""]
         yield f"{use.name}: " + ", ".join(filter(None, words))
     if not result.devices and result.device_reason != "no GPU here":
         yield f"none: {result.device_reason}"

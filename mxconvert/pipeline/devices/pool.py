@@ -31,12 +31,14 @@ class DeviceUse:
         name: ``cuda:0``, or ``cpu``.
         description: What it is.
         source_bytes: Of the pieces that it made.
+        memory: Bytes of its memory that the ring takes.
         error: Why it was given up, ``None`` if it was not.
     """
 
     name: str
     description: str
     source_bytes: int
+    memory: int = 0
     error: str | None = None
 
 
@@ -195,6 +197,7 @@ class Devices:
                     name=ring.device.name,
                     description=ring.description,
                     source_bytes=ring.num_bytes,
+                    memory=ring.memory,
                 )
                 for ring in self._rings
             ]
