@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.errors import LocalError, UsageError, VerificationError
 from mxconvert.events import Notice
-from mxconvert.manifest import MANIFEST_NAME, TENSORS_NAME, WORK_FOLDER, parse_manifest
+from mxconvert.manifest import MANIFEST_NAME, RECORD_NAME, TENSORS_NAME, WORK_FOLDER, parse_manifest
 from mxconvert.manifest.loadable import may_be_loaded
 from mxconvert.model import REPORT_NAME
 from mxconvert.writer import PARTIAL_SUFFIX, remove_quietly
@@ -181,7 +181,7 @@ def _is_model_file(name: str) -> bool:
         return False
     base = parts[-1]
     return (
-        base.startswith((MANIFEST_NAME, TENSORS_NAME))
+        base.startswith((MANIFEST_NAME, TENSORS_NAME, RECORD_NAME))
         or base.endswith(PARTIAL_SUFFIX)
         or may_be_loaded(base)
     )

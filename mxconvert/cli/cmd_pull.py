@@ -12,6 +12,7 @@ from mxconvert.cli import runtime
 from mxconvert.cli import store_options as s
 from mxconvert.cli.progress import emit
 from mxconvert.cli.transfers import MetricsOption, time_line, transfer
+from mxconvert.placement import Placement
 
 if TYPE_CHECKING:
     from mxconvert.transfer.pull import PullResult
@@ -31,6 +32,37 @@ def pull(
             help="Fetch only these files now; a later pull fetches the rest. Repeatable.",
         ),
     ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Fetch the experts of this rank only.")
+    ] = None,
+    world_size: Annotated[
+        int | None, typer.Option("--world-size", help="Ranks of the expert-parallel group.")
+    ] = None,
+    placement: Annotated[
+        Placement | None,
+        typer.Option("--placement", help="How experts go to ranks [default: linear]."),
+    ] = None,
+    experts: Annotated[
+        str | None, typer.Option("--experts", metavar="0-15,40", help="Fetch these experts only.")
+    ] = None,
+    node: Annotated[
+        int | None, typer.Option("--node", help="Fetch for all ranks of this node.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Nodes of the group.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", help="Ranks of each node.")
+    ] = None,
+    dense_slice: Annotated[
+        str | None,
+        typer.Option(
+            "--slice",
+            metavar="I/N",
+            help="Of the files without experts, fetch every N-th from number I on.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be fetched, and stop.")
+    ] = False,
     expect_id: Annotated[
         str | None,
         typer.Option("--expect-id", metavar="ID", help="The artifact's id, or its first digits."),
@@ -65,14 +97,29 @@ def pull(
 
     Each chunk is compared with the manifest as it lands. A file gets its name when it is
     whole, the manifest comes last. The same command goes on with a pull that was stopped.
+    With --rank, --node or --experts the folder holds what those ranks need, and loads as a
+    model does; a later pull adds to it.
     --json prints one event per line, then a summary.
     """
     del debug
+    from mxconvert.cli.previews import print_preview
     from mxconvert.remote import check_id
+    from mxconvert.selection import Request
     from mxconvert.source import local_path
-    from mxconvert.transfer.pull import PullOptions, pull_artifact
+    from mxconvert.transfer.pull import PullOptions, preview_pull, pull_artifact
 
     target = local_path(folder, "DIR")
+    request = Request(
+        rank=rank,
+        world_size=world_size,
+        placement=placement,
+        experts=experts,
+        node=node,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        dense_slice=dense_slice,
+    )
+    request.check()
     if expect_id is not None:
         check_id(expect_id)
     with transfer(
@@ -95,7 +142,12 @@ def pull(
             wait=wait,
             break_lock=break_lock,
             direct=direct,
+            request=request,
         )
+        if dry_run:
+            preview = preview_pull(run.client, options)
+            print_preview(preview, json=json)
+            return
         result = pull_artifact(run.client, target, options, run.report)
         figures = run.figures(result.fetched_bytes)
     if json:
@@ -108,6 +160,8 @@ def _print_summary(result: PullResult, figures: dict[str, Any], folder: str) -> 
     from mxconvert.cli.tables import print_pairs
 
     pairs = [("files", f"{result.files}, {runtime.size(result.bytes)}")]
+    if result.selection is not None:
+        pairs.append(("part", result.selection))
     if result.was_complete:
         pairs.append(("there", "everything, nothing to do"))
     else:

@@ -13,9 +13,20 @@ from mxconvert.manifest.build import (
     source_identity,
     tensor_records,
 )
-from mxconvert.manifest.codec import artifact_id, encode_manifest, parse_manifest
+from mxconvert.manifest.canonical import encode_canonical
+from mxconvert.manifest.codec import (
+    SHA_DIGITS,
+    artifact_id,
+    encode_manifest,
+    file_fields,
+    file_json,
+    parse_canonical,
+    parse_manifest,
+)
+from mxconvert.manifest.fields import Fields
 from mxconvert.manifest.paths import (
     MANIFEST_NAME,
+    RECORD_NAME,
     TENSORS_NAME,
     WORK_FOLDER,
     path_fault,
@@ -42,11 +53,14 @@ __all__ = [
     "GENERATOR",
     "MANIFEST_NAME",
     "PLAIN_FORMAT",
+    "RECORD_NAME",
     "SCALES_OF_SOURCE",
     "SCHEMA_VERSION",
+    "SHA_DIGITS",
     "TENSORS_NAME",
     "WORK_FOLDER",
     "ArtifactTotals",
+    "Fields",
     "FileEntry",
     "FormatSpec",
     "Generator",
@@ -59,11 +73,15 @@ __all__ = [
     "Treatment",
     "artifact_id",
     "build_manifest",
+    "encode_canonical",
     "encode_manifest",
     "encode_tensors",
+    "file_fields",
+    "file_json",
     "format_of",
     "iter_tensors",
     "options_of",
+    "parse_canonical",
     "parse_manifest",
     "path_fault",
     "refuse_clashes",

@@ -58,14 +58,15 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "model": asdict(manifest.model),
         "totals": asdict(manifest.totals),
         "chunk_size": manifest.chunk_size,
-        "files": [_file_json(entry) for entry in manifest.files],
+        "files": [file_json(entry) for entry in manifest.files],
     }
     if manifest.extensions:
         document["extensions"] = dict(manifest.extensions)
     return encode_canonical(document)
 
 
-def _file_json(entry: FileEntry) -> dict[str, Any]:
+def file_json(entry: FileEntry) -> dict[str, Any]:
+    """Return the JSON of a file's entry."""
     return {
         "path": entry.path,
         "size": entry.size,
@@ -96,18 +97,27 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
             or repeated path, or sizes and digests that contradict each other; the
             message names the entry.
     """
+    return _parse_document(parse_canonical(data, where))
+
+
+def parse_canonical(data: bytes, where: str) -> Fields:
+    """Return the members of a JSON object in canonical form.
+
+    Raises:
+        VerificationError: It is not one.
+    """
     try:
         document = decode_strict(data)
     except ValueError as error:
         raise bad(where, f"not a manifest: {error}") from error
-    manifest = _parse_document(Fields(document, where))
+    fields = Fields(document, where)
     try:
         canonical = encode_canonical(document)
     except ValueError as error:
         raise bad(where, f"not valid Unicode: {error}") from error
     if canonical != data:
         raise bad(where, "not in canonical form (sorted keys, no white space, one final newline)")
-    return manifest
+    return fields
 
 
 def _parse_document(fields: Fields) -> Manifest:
@@ -126,7 +136,9 @@ def _parse_document(fields: Fields) -> Manifest:
         format=_format(fields.sub("format")),
         model=_model(fields.sub("model")),
         totals=_totals(fields.sub("totals")),
-        files=tuple(_file(entry, chunk_size) for entry in fields.objects("files", label="path")),
+        files=tuple(
+            file_fields(entry, chunk_size) for entry in fields.objects("files", label="path")
+        ),
         chunk_size=chunk_size,
         extensions=fields.sub("extensions").rest() if fields.has("extensions") else {},
     )
@@ -209,7 +221,12 @@ def _treatment(fields: Fields) -> Treatment:
     )
 
 
-def _file(fields: Fields, chunk_size: int) -> FileEntry:
+def file_fields(fields: Fields, chunk_size: int) -> FileEntry:
+    """Read a file's entry.
+
+    Raises:
+        VerificationError: It is not one.
+    """
     path = fields.text("path")
     fault = path_fault(path)
     if fault is not None:

@@ -13,6 +13,8 @@ from mxconvert.errors import VerificationError
 
 MANIFEST_NAME = "mxconvert.manifest.json"
 TENSORS_NAME = "mxconvert.tensors.jsonl.zst"
+RECORD_NAME = "mxconvert.selection.json"
+"""What part of the artifact a folder holds, see `mxconvert.selection`; never part of one."""
 WORK_FOLDER = ".mxconvert"
 """Journal and locks of an unfinished run; never part of an artifact."""
 

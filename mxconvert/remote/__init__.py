@@ -6,6 +6,7 @@ puts one artifact's files at the URL itself. Nothing that must be right depends 
 listing. See ``docs/reference/push-and-pull.md``.
 """
 
+from mxconvert.remote.documents import read_document
 from mxconvert.remote.layout import PROBE, check_id, folder_of, is_folder, is_id, ref_key
 from mxconvert.remote.manifests import RemoteArtifact, read_manifest
 from mxconvert.remote.refs import Ref, honours_conditions, move_ref, read_ref, refs_of
@@ -28,6 +29,7 @@ __all__ = [
     "locate",
     "move_ref",
     "no_version",
+    "read_document",
     "read_manifest",
     "read_ref",
     "ref_key",

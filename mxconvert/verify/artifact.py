@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from mxconvert.errors import LocalError, UsageError
 from mxconvert.events import ignore
 from mxconvert.folder import Folder, scan_folder
+from mxconvert.manifest import RECORD_NAME
 from mxconvert.stop import StopToken
 from mxconvert.verify.identity import find_manifest
 from mxconvert.verify.listing import records_of
+from mxconvert.verify.part import find_part
 from mxconvert.verify.payload import Payload
 from mxconvert.verify.report import Collector, Level, VerifyReport
 from mxconvert.verify.run import Run, build_report, stoppable
@@ -80,8 +82,14 @@ def _check_local(
     if identity is None:
         run.without_manifest()
         return None
-    manifest = identity.manifest
-    usable, listed = run.artifact(manifest)
+    manifest, part_list = identity.manifest, None
+    if RECORD_NAME in folder.files:
+        part = find_part(folder, identity, collector)
+        if part is None:
+            collector.skip("nothing but the manifest and the record was checked")
+            return identity.id
+        manifest, part_list = part
+    usable, listed = run.artifact(manifest, part_list)
     if options.level is Level.STRUCTURE:
         collector.skip("only headers were read: no digest was compared")
     else:

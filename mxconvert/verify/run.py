@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mxconvert.errors import Interrupted
 from mxconvert.events import Advanced
-from mxconvert.manifest import MANIFEST_NAME, PLAIN_FORMAT, TENSORS_NAME, WORK_FOLDER
+from mxconvert.manifest import MANIFEST_NAME, PLAIN_FORMAT, RECORD_NAME, TENSORS_NAME, WORK_FOLDER
 from mxconvert.model import FileRole
 from mxconvert.recipes import head_is_tied
 from mxconvert.source import QUANTIZATION_FILES
@@ -121,8 +121,14 @@ class Run:
 
     # ------------------------------------------------------------------ with a manifest
 
-    def artifact(self, manifest: Manifest) -> tuple[set[str], bytes | None]:
+    def artifact(
+        self, manifest: Manifest, part: bytes | None = None
+    ) -> tuple[set[str], bytes | None]:
         """Check what is there and its structure.
+
+        Args:
+            manifest: What should be there.
+            part: The tensor list of a part of an artifact, which is then what is there.
 
         Returns:
             The paths that are worth reading, and the tensor list if it can be read.
@@ -130,12 +136,12 @@ class Run:
         usable = self._check_listed(manifest)
         check_extras(
             self._place,
-            [entry.path for entry in manifest.files],
+            [entry.path for entry in manifest.files] + [RECORD_NAME] * (part is not None),
             self._options.ignore,
             self._collector,
             strict=self._options.strict,
         )
-        listed = self._tensor_list(usable)
+        listed = self._tensor_list(usable) if part is None else part
         self._check_structure(manifest, usable, listed)
         return usable, listed
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mxconvert.remote import RemoteArtifact
     from mxconvert.store import Client
     from mxconvert.transfer.pull.journal import PullJournal
+    from mxconvert.transfer.pull.subset import Wanted
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class PullContext:
         report: Told about progress.
         tally: Counts what was done.
         direct: Whether to write past the page cache.
+        wanted: What the folder shall hold.
     """
 
     client: Client
@@ -64,7 +66,8 @@ class PullContext:
     sha256: bool
     report: Reporter
     tally: PullTally
-    direct: bool = False
+    direct: bool
+    wanted: Wanted
 
     def tell_not_direct(self) -> None:
         """Report, once, that direct writes cannot be had here."""

@@ -2,8 +2,9 @@
 
 ``DIR/.mxconvert/`` holds until the artifact is complete:
 
-* ``pull.json``: the artifact's id;
-* ``chunks/<name>``: one byte for each chunk of a file, 1 once it was checked and written,
+* ``pull.json``: the artifact's id, and which part of it is pulled;
+* ``chunks/<name>``: one byte for each chunk of a file, or for each tensor of a file that is
+  made of some of another's, 1 once it was checked and written,
   and after them, once the file has its name, a stamp that tells it from another file.
 
 A byte says that a chunk was fetched, not that it is still right: the machine may have gone
@@ -19,7 +20,7 @@ import hashlib
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mxconvert.errors import LocalError, UsageError
@@ -30,6 +31,7 @@ from mxconvert.writer import remove_quietly, write_file
 from mxconvert.writer.atomic import local_error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from mxconvert.manifest import FileEntry
@@ -74,12 +76,16 @@ class PullJournal:
     def is_of(self, artifact_id: str) -> bool:
         """Whether an unfinished pull of this artifact left a journal that can be read."""
         try:
-            return self._read() == artifact_id
+            return bool(self._read()["artifact"] == artifact_id)
         except LocalError:
             return False
 
-    def open(self, artifact_id: str) -> None:
+    def open(self, artifact_id: str, selection: Mapping[str, Any] | None = None) -> None:
         """Start a journal, or bind to the one that is here.
+
+        Args:
+            artifact_id: Of what is pulled.
+            selection: Which part of it; ``None``: all.
 
         Raises:
             UsageError: It belongs to another artifact.
@@ -88,10 +94,9 @@ class PullJournal:
         if not self.exists:
             self.discard()
             make_folder(self.folder / _CHUNKS)
-            document = {"schema_version": SCHEMA_VERSION, "artifact": artifact_id}
-            write_file(self.folder / _JOURNAL, json.dumps(document).encode())
+            self._write(artifact_id, selection)
             return
-        found = self._read()
+        found = self._read()["artifact"]
         if found != artifact_id:
             raise UsageError(
                 f"{self._target}: an unfinished pull of another artifact is here: {found}, asked "
@@ -100,9 +105,23 @@ class PullJournal:
                 code="resume-mismatch",
             )
         make_folder(self.folder / _CHUNKS)
+        if self.selection != selection:
+            self._write(artifact_id, selection)
 
-    def _read(self) -> str:
-        """Return the id of the artifact that is pulled."""
+    @property
+    def selection(self) -> dict[str, Any] | None:
+        """Which part of the artifact an unfinished pull was to fetch; ``None``: all."""
+        found = self._read().get("selection")
+        return found if isinstance(found, dict) else None
+
+    def _write(self, artifact_id: str, selection: Mapping[str, Any] | None) -> None:
+        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "artifact": artifact_id}
+        if selection is not None:
+            document["selection"] = dict(selection)
+        write_file(self.folder / _JOURNAL, json.dumps(document).encode())
+
+    def _read(self) -> dict[str, Any]:
+        """Return what the journal says."""
         where = self.folder / _JOURNAL
         try:
             document = json.loads(read_plain(self._target, f"{WORK_FOLDER}/{_JOURNAL}"))
@@ -111,14 +130,18 @@ class PullJournal:
             raise _unreadable(where, str(error)) from error
         if version != SCHEMA_VERSION or not isinstance(found, str):
             raise _unreadable(where, f"schema_version {version!r}, expected {SCHEMA_VERSION}")
-        return found
+        return dict(document)
 
     def chunk_map(self, entry: FileEntry) -> ChunkMap:
         """Return the map of a file's chunks."""
-        name = quote(entry.path, safe="")
+        return self.map_of(entry.path, len(entry.chunks))
+
+    def map_of(self, path: str, count: int) -> ChunkMap:
+        """Return the map of a file that has so many chunks, or tensors of a new file."""
+        name = quote(path, safe="")
         if len(name) > _LONGEST:  # file systems take 255 bytes
-            name = hashlib.sha256(entry.path.encode()).hexdigest()
-        return ChunkMap(self._target, f"{WORK_FOLDER}/{_CHUNKS}/{name}", len(entry.chunks))
+            name = hashlib.sha256(path.encode()).hexdigest()
+        return ChunkMap(self._target, f"{WORK_FOLDER}/{_CHUNKS}/{name}", count)
 
     def discard(self) -> None:
         """Forget everything, a conversion's journal too; the lock stays.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from mxconvert.selection import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,7 @@ class PullOptions:
         wait: Whether to wait for another pull into the same folder.
         break_lock: Whether to take over the lock of a run on another host.
         direct: Whether to write past the page cache, where the file system can.
+        request: Which part to fetch; all by default.
     """
 
     version: str | None = None
@@ -28,6 +31,7 @@ class PullOptions:
     wait: bool = False
     break_lock: bool = False
     direct: bool = False
+    request: Request = field(default_factory=Request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +40,15 @@ class PullResult:
 
     Attributes:
         artifact: The artifact's id.
-        files: Files of the artifact, the manifest included.
+        files: Files of the artifact, or of the part, the manifest included.
         bytes: Their bytes.
         fetched_files: Files that this run finished.
         fetched_bytes: Payload that this run fetched.
         resumed_bytes: What was there already, of an earlier run.
         left_files: Files that are still missing, because of ``include``.
         refetched_chunks: Chunks that arrived wrong and were fetched again.
-        was_complete: Whether the folder held the whole artifact before.
+        was_complete: Whether the folder held all of it before.
+        selection: The part in words, ``None``: all.
     """
 
     artifact: str
@@ -55,3 +60,4 @@ class PullResult:
     left_files: int
     refetched_chunks: int
     was_complete: bool = False
+    selection: str | None = None

@@ -33,18 +33,29 @@ from mxconvert.transfer.pull.folder import (
     read_plain,
 )
 from mxconvert.transfer.pull.journal import PullJournal
+from mxconvert.transfer.pull.local import LocalTensors, prefill
 from mxconvert.transfer.pull.options import PullOptions, PullResult
+from mxconvert.transfer.pull.part import PartPull
+from mxconvert.transfer.pull.subset import (
+    TensorList,
+    find_wanted,
+    is_part_there,
+    journal_of,
+    remove_old,
+    write_documents,
+)
 from mxconvert.writer import write_file
-from mxconvert.writer.atomic import local_error
+from mxconvert.writer.atomic import local_error, remove_quietly, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mxconvert.events import Reporter
     from mxconvert.manifest import FileEntry
-    from mxconvert.remote import RemoteArtifact
+    from mxconvert.selection import PartFile
     from mxconvert.store import Client
     from mxconvert.transfer.crew import Task
+    from mxconvert.transfer.pull.subset import Wanted
 
 _WAIT_SECONDS = 0.5
 _REPAIR = "`mxconvert verify` tells what differs; --overwrite fetches that again"
@@ -76,26 +87,46 @@ def pull_artifact(
 
 def _pull(client: Client, target: Path, options: PullOptions, report: Reporter) -> PullResult:
     _check_target(target)
+    options.request.check()
     artifact = find_artifact(client, options.version, options.expect_id)
-    entries = _chosen(artifact, options.include)
-    context = PullContext(
+    tensors = TensorList(client, artifact, target)
+
+    def look() -> PullContext:
+        return _context(client, tensors, target, options, report)
+
+    context = look()
+    _chosen(context.wanted, options.include)
+    if not context.journal.has_folder and _is_complete(context, options):
+        return _result(context, was_complete=True)
+    with _locked(context, options):
+        # Whoever had the lock may have fetched it, or another part.
+        context = look()
+        if _is_complete(context, options):
+            context.journal.discard()
+            return _result(context, was_complete=True)
+        entries = _chosen(context.wanted, options.include)
+        _prepare(context, options)
+        return _fetch(context, entries)
+
+
+def _context(
+    client: Client, tensors: TensorList, target: Path, options: PullOptions, report: Reporter
+) -> PullContext:
+    artifact, journal = tensors.artifact, PullJournal(target)
+    wanted = find_wanted(
+        options.request, target, journal, tensors, overwrite=options.overwrite, report=report
+    )
+    return PullContext(
         client,
         artifact,
         target,
-        PullJournal(target),
+        journal,
         options.sha256,
         report,
         PullTally(),
         options.direct,
+        wanted,
     )
-    if not context.journal.has_folder and _is_complete(context, options):
-        return _complete_already(artifact)
-    with _locked(context, options):
-        if _is_complete(context, options):  # whoever had the lock has fetched it
-            context.journal.discard()
-            return _complete_already(artifact)
-        _prepare(context, options)
-        return _fetch(context, entries)
 
 
 @contextlib.contextmanager
@@ -127,13 +158,15 @@ def _check_target(target: Path) -> None:
         )
 
 
-def _chosen(artifact: RemoteArtifact, include: Sequence[str]) -> list[FileEntry]:
+def _chosen(wanted: Wanted, include: Sequence[str]) -> list[FileEntry]:
     """Return the files to fetch now.
 
     Raises:
-        UsageError: A glob that matches nothing.
+        UsageError: A glob that matches nothing, or globs and a part.
     """
-    files = artifact.manifest.files
+    if include and wanted.plan is not None:
+        raise UsageError("--include cannot choose among the files of a part", code="bad-include")
+    files = wanted.files
     for glob in include:
         if not any(fnmatch.fnmatchcase(entry.path, glob) for entry in files):
             raise UsageError(
@@ -176,8 +209,10 @@ def _is_complete(context: PullContext, options: PullOptions) -> bool:
         return False
     if options.overwrite or artifact_id(data) != context.artifact.id:
         return False
-    files = context.artifact.manifest.files
+    files = context.wanted.files
     if any(plain_size(context.target, entry.path) != entry.size for entry in files):
+        return False
+    if not is_part_there(context.target, context.wanted):
         return False
     if options.sha256:
         tasks = (_comparison(context, entry) for entry in files)
@@ -200,17 +235,22 @@ def _comparison(context: PullContext, entry: FileEntry) -> Task:
     return compare
 
 
-def _complete_already(artifact: RemoteArtifact) -> PullResult:
+def _result(
+    context: PullContext, *, left: int = 0, files: int = 0, was_complete: bool = False
+) -> PullResult:
+    wanted, artifact, tally = context.wanted, context.artifact, context.tally
+    size = sum(entry.size for entry in wanted.files) + sum(part.size for part in wanted.parts)
     return PullResult(
         artifact=artifact.id,
-        files=len(artifact.manifest.files) + 1,
-        bytes=artifact.manifest.totals.file_bytes + len(artifact.data),
-        fetched_files=0,
-        fetched_bytes=0,
-        resumed_bytes=0,
-        left_files=0,
-        refetched_chunks=0,
-        was_complete=True,
+        files=len(wanted.files) + len(wanted.parts) + (1 if wanted.plan is None else 3),
+        bytes=size + len(artifact.data),
+        fetched_files=files,
+        fetched_bytes=0 if was_complete else context.client.counters.bytes_in,
+        resumed_bytes=tally.resumed_bytes,
+        left_files=left,
+        refetched_chunks=tally.refetched_chunks,
+        was_complete=was_complete,
+        selection=None if wanted.selection is None else wanted.selection.describe(),
     )
 
 
@@ -223,11 +263,12 @@ def _prepare(context: PullContext, options: PullOptions) -> None:
     target, journal, artifact = context.target, context.journal, context.artifact
     files = artifact.manifest.files
     names = [MANIFEST_NAME, *(entry.path for entry in files)]
-    expected = {*names, *map(partial_path, names)}
+    derived = context.wanted.names
+    expected = {*names, *map(partial_path, names), *derived, *map(partial_path, derived)}
     if options.overwrite:
         if not journal.is_of(artifact.id):
             journal.discard()
-        usable = set().union(*(_usable(context, entry) for entry in files))
+        usable = set().union(*(_usable(context, entry) for entry in context.wanted.files))
         clear(target, context.report, keep=usable)
     elif journal.of_quantize:
         raise UsageError(
@@ -235,39 +276,40 @@ def _prepare(context: PullContext, options: PullOptions) -> None:
             hint="choose another folder, or pass --overwrite to replace it",
             code="destination-occupied",
         )
-    elif not journal.exists:
+    elif journal.exists:
+        journal.open(artifact.id, journal.selection)
+    elif context.wanted.record is None:
         refuse_leftovers(target)
-    else:
-        journal.open(artifact.id)
     refuse_strangers(target, expected)
-    journal.open(artifact.id)
+    journal.open(artifact.id, journal_of(context.wanted.selection))
+    if context.wanted.record is not None:  # from here on it is not what it was
+        remove_quietly(target / MANIFEST_NAME)
+        sync_folder(target)
 
 
 def _fetch(context: PullContext, entries: list[FileEntry]) -> PullResult:
-    target, artifact = context.target, context.artifact
-    check_space(target, sum(_bytes_to_come(target, entry) for entry in entries))
-    total = sum(entry.size for entry in entries)
-    context.report(Started(what="pull", total_bytes=total, total_files=len(entries)))
-    _run(context, [entry for entry in entries if entry.role is not FileRole.INDEX])
+    target, artifact, wanted = context.target, context.artifact, context.wanted
+    parts, local = wanted.parts, LocalTensors(target, artifact.manifest, wanted.held)
+    to_come = sum(_bytes_to_come(target, entry) for entry in entries)
+    check_space(target, to_come + sum(_part_to_come(target, part) for part in parts))
+    total = sum(entry.size for entry in entries) + sum(part.num_bytes for part in parts)
+    context.report(Started(what="pull", total_bytes=total, total_files=len(entries) + len(parts)))
+    made = _run(context, [e for e in entries if e.role is not FileRole.INDEX], parts, local)
     if not _unfinished(context, but_index=True):
-        failpoints.hit("pull.before-index", str(target))
-        _run(context, [entry for entry in entries if entry.role is FileRole.INDEX])
+        if wanted.plan is not None:
+            write_documents(context.client, artifact, target, wanted.plan, made)
+        else:
+            failpoints.hit("pull.before-index", str(target))
+            _run(context, [e for e in entries if e.role is FileRole.INDEX], (), local)
     left = _unfinished(context)
     if not left:
+        remove_old(target, wanted)
         failpoints.hit("pull.before-manifest", str(target))
         write_file(target / MANIFEST_NAME, artifact.data)
         failpoints.hit("pull.before-cleanup", str(target))
         context.journal.discard()
-    return PullResult(
-        artifact=artifact.id,
-        files=len(artifact.manifest.files) + 1,
-        bytes=artifact.manifest.totals.file_bytes + len(artifact.data),
-        fetched_files=context.tally.files + (not left),
-        fetched_bytes=context.client.counters.bytes_in,
-        resumed_bytes=context.tally.resumed_bytes,
-        left_files=len(left),
-        refetched_chunks=context.tally.refetched_chunks,
-    )
+    files = context.tally.files + (0 if left else 1 if wanted.plan is None else 3)
+    return _result(context, left=len(left), files=files)
 
 
 def _usable(context: PullContext, entry: FileEntry) -> set[str]:
@@ -280,20 +322,37 @@ def _unfinished(context: PullContext, *, but_index: bool = False) -> list[FileEn
     """Return the files that are not known to be whole under their final names."""
     return [
         entry
-        for entry in context.artifact.manifest.files
+        for entry in context.wanted.files
         if not (but_index and entry.role is FileRole.INDEX) and not is_finished(context, entry)
     ]
 
 
-def _run(context: PullContext, entries: list[FileEntry]) -> None:
-    """Fetch files, the largest first."""
+def _run(
+    context: PullContext,
+    entries: list[FileEntry],
+    parts: Sequence[PartFile],
+    local: LocalTensors,
+) -> list[FileEntry]:
+    """Fetch files, the largest first; return the entries of the new ones."""
     ordered = sorted(entries, key=lambda entry: -entry.size)
-    begun: list[FilePull] = []
+    begun: list[FilePull | PartPull] = []
+    made = [PartPull(context, part, local) for part in parts]
+
+    def begin(entry: FileEntry) -> Task:
+        def task() -> Iterable[Task]:
+            prefill(context, entry, local)
+            return file.begin()
+
+        file = FilePull(context, entry)
+        begun.append(file)
+        return task
 
     def tasks() -> Iterator[Task]:
+        for part in made:
+            begun.append(part)
+            yield part.begin
         for entry in ordered:
-            begun.append(FilePull(context, entry))
-            yield begun[-1].begin
+            yield begin(entry)
 
     crew = Crew(context.client.options.jobs, context.client)
     try:
@@ -302,6 +361,11 @@ def _run(context: PullContext, entries: list[FileEntry]) -> None:
         if crew.is_over:
             for file in begun:
                 file.close()
+    return [part.entry for part in made if part.entry is not None]
+
+
+def _part_to_come(target: Path, part: PartFile) -> int:
+    return 0 if plain_size(target, part.path) == part.size else part.size
 
 
 def _bytes_to_come(target: Path, entry: FileEntry) -> int:
