@@ -84,7 +84,8 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | STORE
         | {
             "--include", "--expect-id", "--sha256", "--overwrite", "--wait", "--break-lock",
-            "--direct",
+            "--direct", "--rank", "--world-size", "--placement", "--experts", "--node", "--nodes",
+            "--gpus-per-node", "--slice", "--dry-run",
             "--metrics-file", "--limit-rate",
         },
     ),

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from mxconvert.digest import xxh3_128
 from mxconvert.errors import LocalError, UsageError, VerificationError
 from mxconvert.folder import Folder, scan_folder
-from mxconvert.manifest import MANIFEST_NAME, WORK_FOLDER, Manifest, artifact_id, parse_manifest
+from mxconvert.manifest import (
+    MANIFEST_NAME,
+    RECORD_NAME,
+    WORK_FOLDER,
+    Manifest,
+    artifact_id,
+    parse_manifest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,6 +91,12 @@ def open_artifact(root: Path) -> LocalArtifact:
     except OSError as error:
         raise LocalError.unreadable(root, error) from error
     manifest = parse_manifest(data, str(root / MANIFEST_NAME))
+    if RECORD_NAME in folder.files:
+        raise UsageError(
+            f"{root}: holds a part of an artifact ({RECORD_NAME}), expected a whole one",
+            hint="pull without naming a part to fetch the rest",
+            code="part",
+        )
     faults = [fault for entry in manifest.files if (fault := _fault(folder, entry))]
     if faults:
         more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""

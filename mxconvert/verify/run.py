@@ -87,6 +87,7 @@ class Run:
         self._collector = collector
         self._report = reporter
         self._map_headers = map_headers
+        self._is_part = False
 
     # --------------------------------------------------------------- without a manifest
 
@@ -133,6 +134,7 @@ class Run:
         Returns:
             The paths that are worth reading, and the tensor list if it can be read.
         """
+        self._is_part = part is not None
         usable = self._check_listed(manifest)
         check_extras(
             self._place,
@@ -205,6 +207,7 @@ class Run:
             foreign=manifest is None,
             tied_head=head_is_tied(config or {}),
             plain=manifest is not None and manifest.format == PLAIN_FORMAT,
+            part=self._is_part,
         )
 
     def _config(self) -> dict[str, object] | None:

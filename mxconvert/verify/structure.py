@@ -77,6 +77,7 @@ class StructureCheck:
             codes, embeddings need not be ignored, unused ignore entries are only noted.
         tied_head: Whether ``lm_head`` may be ignored though it is not stored.
         plain: Whether nothing of it may be packed.
+        part: Whether it is a part of an artifact, whose config.json speaks of the whole.
     """
 
     collector: Collector
@@ -85,6 +86,7 @@ class StructureCheck:
     foreign: bool = False
     tied_head: bool = False
     plain: bool = False
+    part: bool = False
     total_bytes: int = 0
     _owner: dict[str, str] = field(default_factory=dict)
     _codes: dict[str, _Half] = field(default_factory=dict)
@@ -205,7 +207,7 @@ class StructureCheck:
                 self.collector.fail(
                     Check.STRUCTURE, "not-stored", message, path=index_path, tensor=name
                 )
-        if self.declaration is not None and not unread:
+        if self.declaration is not None and not unread and not self.part:
             self._check_stale()
 
     def _check_stale(self) -> None:
