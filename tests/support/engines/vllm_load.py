@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def load(folder: Path, scratch: Path) -> dict[str, Any]:
+def load(
+    folder: Path, scratch: Path, load_format: str = "safetensors", **extra: Any
+) -> dict[str, Any]:
     """Load a folder and return what became of it.
+
+    Args:
+        folder: The model's.
+        scratch: For the rendezvous.
+        load_format: vLLM's.
+        extra: The loader's extra configuration.
 
     Returns:
         ``parameters`` by name, ``sources`` (names of the tensors that were copied into each),
@@ -26,7 +34,7 @@ def load(folder: Path, scratch: Path) -> dict[str, Any]:
         ``unread`` tensors, and ``untouched`` elements by parameter.
     """
     watch = Watch()
-    model = _model(folder, scratch, watch)
+    model = _model(folder, scratch, watch, load_format, extra)
     watch.adopted(model)
     parameters = dict(model.named_parameters())
     return {
@@ -43,7 +51,9 @@ def load(folder: Path, scratch: Path) -> dict[str, Any]:
     }
 
 
-def _model(folder: Path, scratch: Path, watch: Watch) -> torch.nn.Module:
+def _model(
+    folder: Path, scratch: Path, watch: Watch, load_format: str, extra: dict[str, Any]
+) -> torch.nn.Module:
     from vllm.config import set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
     from vllm.engine.arg_utils import EngineArgs
@@ -61,7 +71,8 @@ def _model(folder: Path, scratch: Path, watch: Watch) -> torch.nn.Module:
         skip_tokenizer_init=True,
         enforce_eager=True,
         enable_prefix_caching=False,
-        load_format="safetensors",
+        load_format=load_format,
+        model_loader_extra_config=extra,
     ).create_engine_config()
     offer, create = DefaultModelLoader.get_all_weights, base_loader.initialize_model
     read = DefaultModelLoader.load_weights

@@ -1,0 +1,1 @@
+"""Thin adapters through which engines read artifacts; each imports its engine when called."""
