@@ -85,7 +85,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | {
             "--include", "--expect-id", "--sha256", "--overwrite", "--wait", "--break-lock",
             "--direct", "--rank", "--world-size", "--placement", "--experts", "--node", "--nodes",
-            "--gpus-per-node", "--slice", "--dry-run",
+            "--gpus-per-node", "--slice", "--dry-run", "--watch", "--poll", "--keep", "--on-update",
             "--metrics-file", "--limit-rate",
         },
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,11 @@ from mxconvert.cli.transfers import MetricsOption, time_line, transfer
 from mxconvert.placement import Placement
 
 if TYPE_CHECKING:
-    from mxconvert.transfer.pull import PullResult
+    from pathlib import Path
+
+    from mxconvert.cli.transfers import Transfer
+    from mxconvert.transfer.pull import PullOptions, PullResult
+    from mxconvert.transfer.watch import WatchOptions
 
 
 def pull(
@@ -80,6 +85,22 @@ def pull(
     break_lock: Annotated[
         bool, typer.Option("--break-lock", help="Take over the lock of a run on another host.")
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Follow the tag: each version in DIR/<id>, DIR/current a link to it."
+        ),
+    ] = False,
+    poll: Annotated[
+        str, typer.Option("--poll", metavar="DURATION", help="How often --watch looks.")
+    ] = "30s",
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Versions that --watch keeps.")] = 2,
+    on_update: Annotated[
+        str | None,
+        typer.Option(
+            "--on-update", metavar="CMD", help="Command that --watch runs after each switch."
+        ),
+    ] = None,
     direct: Annotated[
         bool,
         typer.Option("--direct", help="Write past the page cache; loaders then read the disk."),
@@ -98,7 +119,7 @@ def pull(
     Each chunk is compared with the manifest as it lands. A file gets its name when it is
     whole, the manifest comes last. The same command goes on with a pull that was stopped.
     With --rank, --node or --experts the folder holds what those ranks need, and loads as a
-    model does; a later pull adds to it.
+    model does; a later pull adds to it. With --watch it follows a tag.
     --json prints one event per line, then a summary.
     """
     del debug
@@ -107,6 +128,7 @@ def pull(
     from mxconvert.selection import Request
     from mxconvert.source import local_path
     from mxconvert.transfer.pull import PullOptions, preview_pull, pull_artifact
+    from mxconvert.transfer.watch import WatchOptions, check_watching
 
     target = local_path(folder, "DIR")
     request = Request(
@@ -144,6 +166,22 @@ def pull(
             direct=direct,
             request=request,
         )
+        if watch:
+            watching = WatchOptions(
+                tag=check_watching(
+                    run.url.artifact_version,
+                    (
+                        ("--include", bool(include)),
+                        ("--dry-run", dry_run),
+                        ("--overwrite", overwrite),
+                    ),
+                ),
+                poll=runtime.parse_duration(poll, "--poll"),
+                keep=keep,
+                on_update=tuple(shlex.split(on_update or "")),
+            )
+            follow(run, target, options, watching)
+            return
         if dry_run:
             preview = preview_pull(run.client, options)
             print_preview(preview, json=json)
@@ -154,6 +192,22 @@ def pull(
         emit("summary", **asdict(result), **figures)
     elif not quiet:
         _print_summary(result, figures, folder)
+
+
+def follow(run: Transfer, target: Path, options: PullOptions, watching: WatchOptions) -> None:
+    """Follow a tag until a signal comes."""
+    from mxconvert.store import Client
+    from mxconvert.transfer.watch import Watcher
+
+    first = run.client
+
+    def connect() -> Client:
+        made = Client(first.store, first.options, run.report, runtime.state.stop)
+        made.counters = first.counters
+        return made
+
+    with runtime.state.stop.watched():
+        Watcher(connect, target, options, watching, report=run.report, stop=runtime.state.stop)()
 
 
 def _print_summary(result: PullResult, figures: dict[str, Any], folder: str) -> None:
