@@ -75,7 +75,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | STORE
         | {
             "--tag", "--no-latest", "--flat", "--no-reuse", "--part-size", "--checksum",
-            "--dry-run", "--metrics-file", "--limit-rate",
+            "--dry-run", "--metrics-file", "--limit-rate", "--announce",
         },
     ),
     "pull": (
@@ -85,7 +85,8 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
         | {
             "--include", "--expect-id", "--sha256", "--overwrite", "--wait", "--break-lock",
             "--direct", "--rank", "--world-size", "--placement", "--experts", "--node", "--nodes",
-            "--gpus-per-node", "--slice", "--dry-run", "--watch", "--poll", "--keep", "--on-update",
+            "--gpus-per-node", "--slice", "--dry-run", "--watch", "--poll", "--keep",
+            "--on-update", "--listen",
             "--metrics-file", "--limit-rate",
         },
     ),

@@ -92,8 +92,21 @@ def pull(
         ),
     ] = False,
     poll: Annotated[
-        str, typer.Option("--poll", metavar="DURATION", help="How often --watch looks.")
-    ] = "30s",
+        str | None,
+        typer.Option(
+            "--poll",
+            metavar="DURATION",
+            help="How often --watch looks [default: 30s, with --listen 10m].",
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="NATS",
+            help="Look at once when `push --announce` says so on nats://HOST/SUBJECT.",
+        ),
+    ] = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Versions that --watch keeps.")] = 2,
     on_update: Annotated[
         str | None,
@@ -176,11 +189,11 @@ def pull(
                         ("--overwrite", overwrite),
                     ),
                 ),
-                poll=runtime.parse_duration(poll, "--poll"),
+                poll=runtime.parse_duration(poll or ("30s" if listen is None else "10m"), "--poll"),
                 keep=keep,
                 on_update=tuple(shlex.split(on_update or "")),
             )
-            follow(run, target, options, watching)
+            follow(run, target, options, watching, listen)
             return
         if dry_run:
             preview = preview_pull(run.client, options)
@@ -194,11 +207,18 @@ def pull(
         _print_summary(result, figures, folder)
 
 
-def follow(run: Transfer, target: Path, options: PullOptions, watching: WatchOptions) -> None:
+def follow(
+    run: Transfer,
+    target: Path,
+    options: PullOptions,
+    watching: WatchOptions,
+    listen: str | None,
+) -> None:
     """Follow a tag until a signal comes."""
     from mxconvert.store import Client
-    from mxconvert.transfer.watch import Watcher
+    from mxconvert.transfer.watch import Watcher, nats
 
+    subject = None if listen is None else nats.parse_subject(listen, "--listen")
     first = run.client
 
     def connect() -> Client:
@@ -206,8 +226,24 @@ def follow(run: Transfer, target: Path, options: PullOptions, watching: WatchOpt
         made.counters = first.counters
         return made
 
-    with runtime.state.stop.watched():
-        Watcher(connect, target, options, watching, report=run.report, stop=runtime.state.stop)()
+    listener = None
+    if subject is not None:
+        listener = nats.Listener(subject, first.check, run.report)
+    watcher = Watcher(
+        connect,
+        target,
+        options,
+        watching,
+        report=run.report,
+        stop=runtime.state.stop,
+        wait=listener.wait if listener else None,
+    )
+    try:
+        with runtime.state.stop.watched():
+            watcher()
+    finally:
+        if listener:
+            listener.close()
 
 
 def _print_summary(result: PullResult, figures: dict[str, Any], folder: str) -> None:

@@ -48,6 +48,14 @@ def push(
         typer.Option("--part-size", metavar="SIZE", help="Bytes per part [default: 16MiB]."),
     ] = None,
     checksum: s.ChecksumOption = Checksum.AUTO,
+    announce: Annotated[
+        str | None,
+        typer.Option(
+            "--announce",
+            metavar="NATS",
+            help="Say on nats://HOST/SUBJECT which tags have moved, for `pull --watch`.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print files and parts; ask the store nothing.")
     ] = False,
@@ -69,7 +77,9 @@ def push(
     del debug
     from mxconvert.source import local_path
     from mxconvert.transfer.push import PushOptions, push_artifact
+    from mxconvert.transfer.watch import nats
 
+    subject = None if announce is None else nats.parse_subject(announce, "--announce")
     root = local_path(folder, "DIR")
     options = PushOptions(
         part_size=None if part_size is None else runtime.parse_size(part_size, "--part-size"),
@@ -100,6 +110,8 @@ def push(
             _show_plan(root, run, options, json=json)
             return
         result = push_artifact(root, run.client, options, run.report)
+        if subject is not None:
+            nats.announce(subject, str(run.url), result.artifact, result.tags, run.report)
         figures = run.figures(result.sent_bytes)
     if json:
         emit("summary", **asdict(result), **figures)
