@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from mxconvert import failpoints
 from mxconvert.errors import MissingExtraError, SourceError
 from mxconvert.events import Notice, ignore
 from mxconvert.pipeline.devices import Devices
@@ -243,6 +244,20 @@ def test_a_lost_device_costs_no_byte(
     assert all(fake.launches for fake in good)
 
 
+@pytest.mark.parametrize("point", ["device.enqueue", "device.done"])
+def test_errors_at_any_moment(
+    small: tuple[Run, dict[str, bytes]], point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While work is handed over, and while it is taken back."""
+    run, expected = small
+    notices = Notices()
+    devices = devices_of(FakeDevice(), piece_size=4096, report=notices)
+    monkeypatch.setattr(failpoints, "_points", failpoints._parse(f"{point}:5=eio"))
+    monkeypatch.setattr(failpoints, "_hits", {})
+    assert run(f"error-{point}", 4096, jobs=3, devices=devices) == expected
+    assert notices.codes == ["device-failed"]
+
+
 def test_a_device_that_dies_late_writes_nowhere(small: tuple[Run, dict[str, bytes]]) -> None:
     """Copies that are still under way when it is given up end in buffers nobody uses again."""
     run, expected = small
@@ -344,7 +359,7 @@ def test_launches_cover_each_part_once(tmp_path: Path) -> None:
     for name, make in SOURCES.items():
         run = Run(make(), tmp_path / "".join(c for c in name if c.isalnum()))
         for file in run.plan.files:
-            for piece in cut_file(file, run.piece_size(16384)):
+            for piece in cut_file(file, run.piece_size(65536)):
                 launches = plan_launches(
                     piece, "mse", measure=True, blocks_each=4, has_factors=lambda _: True
                 )

@@ -206,14 +206,14 @@ class Watcher:
         command = self._watching.on_update
         if not command:
             return
-        environment = {
-            **os.environ,
-            "MXCONVERT_ID": artifact,
-            "MXCONVERT_PATH": str(folder),
-            "MXCONVERT_PREVIOUS": "" if previous is None else str(self._versions.root / previous),
-            "MXCONVERT_TAG": self._watching.tag,
-            "MXCONVERT_URL": self._client.store.label,
+        facts = {
+            "ID": artifact,
+            "PATH": str(folder),
+            "PREVIOUS": "" if previous is None else str(self._versions.root / previous),
+            "TAG": self._watching.tag,
+            "URL": self._client.store.label,
         }
+        environment = {**os.environ, **{f"MXCONVERT_{key}": text for key, text in facts.items()}}
         try:
             # stdout is for events
             process = subprocess.Popen(list(command), env=environment, stdout=sys.stderr)  # noqa: S603
