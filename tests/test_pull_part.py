@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mxconvert.manifest import MANIFEST_NAME, RECORD_NAME
+from mxconvert.manifest import MANIFEST_NAME, RECORD_NAME, encode_canonical
 from tests.pull_base import INDEX, QUICK, contents, summary
 from tests.rank_base import RankArtifact, assert_part, expert_of, make, pull, stored
 from tests.support import bf16_model, fail_cleanly, run_cli, shell
@@ -100,6 +100,14 @@ def test_another_artifact_is_refused(place: Place, made: RankArtifact) -> None:
     result = pull(place, other, place.target, *RANK)
     fail_cleanly(result, 2, "is not empty", "--overwrite")
     assert_part(made, place.target, {1, 2, 5})
+
+
+def test_sha256_does_not_claim_what_it_cannot(place: Place, made: RankArtifact) -> None:
+    """Files of tensors have none; whole ones do."""
+    result = pull(place, made, place.target, *RANK, "--sha256").ok()
+    assert "--sha256 does not cover them" in result.stderr
+    whole = pull(place, made, place.folder / "whole", "--experts", "0-3", "--sha256").ok()
+    assert "does not cover" not in whole.stderr
 
 
 # ----------------------------------------------------------------------------- slices
@@ -275,13 +283,21 @@ def _like(new, old):
     return replace(new, role=old.role, experts=old.experts, layers=old.layers)
 
 
+def _claim_a_crowd(target: Path) -> str:
+    """Numbers that no memory holds."""
+    document = json.loads((target / RECORD_NAME).read_bytes())
+    document["selection"] |= {"experts": "0-900000000", "num_experts": 900_000_001}
+    (target / RECORD_NAME).write_bytes(encode_canonical(document))
+    return RECORD_NAME
+
+
 def _extra(target: Path) -> str:
     (target / "model-more.safetensors").write_bytes(b"x")
     return "model-more.safetensors"
 
 
 @pytest.mark.parametrize(
-    "spoil", [_flip_part, _drop_part, _change_index, _claim_more, _forge, _extra]
+    "spoil", [_flip_part, _drop_part, _change_index, _claim_more, _claim_a_crowd, _forge, _extra]
 )
 def test_verify_finds_what_is_wrong(
     place: Place, made: RankArtifact, spoil: Callable[[Path], str]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mxconvert import failpoints
 from mxconvert.errors import LocalError, StoreError, UsageError
 from mxconvert.events import Notice
 from mxconvert.manifest import MANIFEST_NAME
@@ -217,6 +218,32 @@ def test_a_store_that_fails_meanwhile(place: Place) -> None:
     assert watch.codes == ["switched", "watch-failed", "watch-failed", "switched"]
     second.assert_whole(watch.current())
     assert watch.waits[1] < watch.waits[2]
+
+
+def test_a_damaged_pointer_or_a_full_disk_pass(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to start it again."""
+    first, second = versions(place, 2)
+    place.tag("latest", first.id)
+    watch = Watch(place)
+
+    def damage() -> None:
+        place.s3.put(place.bucket, f"{PREFIX}/refs/latest.json", b"{")
+
+    def fill() -> None:
+        place.tag("latest", second.id)
+        monkeypatch.setattr(failpoints, "_points", failpoints._parse("pull.before-sync=enospc"))
+        monkeypatch.setattr(failpoints, "_hits", {})
+
+    def mend() -> None:
+        first.assert_whole(watch.current())
+        monkeypatch.setattr(failpoints, "_points", {})
+
+    watch.run(damage, fill, mend)
+    assert watch.codes == ["switched", "watch-failed", "watch-failed", "switched"]
+    assert "No space left" in watch.notices[2].message
+    second.assert_whole(watch.current())
 
 
 def test_without_a_first_version_it_ends(place: Place) -> None:

@@ -187,6 +187,8 @@ def pull(
                         ("--include", bool(include)),
                         ("--dry-run", dry_run),
                         ("--overwrite", overwrite),
+                        ("--expect-id", expect_id is not None),
+                        ("--wait", wait),
                     ),
                 ),
                 poll=runtime.parse_duration(poll or ("30s" if listen is None else "10m"), "--poll"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from mxconvert.digest import ChunkHasher
@@ -32,7 +33,8 @@ def read_document(client: Client, artifact: RemoteArtifact, entry: FileEntry) ->
         for piece in client.pieces(key, 0, entry.size):
             hasher.update(piece)
             data += piece
-        if hasher.finish("").chunks == entry.chunks:
+        digest = hasher.finish(hashlib.sha256(data).hexdigest())
+        if digest.chunks == entry.chunks and digest.sha256 == entry.sha256:
             return bytes(data)
     raise StoreError(
         StoreFault.CORRUPT,

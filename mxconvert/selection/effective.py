@@ -34,6 +34,12 @@ def effective(
         VerificationError: The tensor list is damaged, or the record names other derived files
             than its selection makes.
     """
+    if record.selection.num_experts != manifest.model.num_experts:
+        raise VerificationError(
+            f"{RECORD_NAME}: num_experts: expected {manifest.model.num_experts}, found "
+            f"{record.selection.num_experts}",
+            code="bad-selection",
+        )
     plan = plan_selection(manifest, record.selection, lambda: iter_tensors(tensors))
     expected = {part.path for part in plan.parts}
     found = {entry.path for entry in record.derived}

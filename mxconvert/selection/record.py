@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RECORD_TYPE = "mxconvert-selection"
 SCHEMA_VERSION = 1
+MOST_EXPERTS = 1 << 16
+"""Of a layer; more is no model, and a range of them no text to expand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,11 @@ def parse_selection(fields: Fields) -> Selection:
         VerificationError: It is not that.
     """
     text, count = fields.text("experts"), fields.count("num_experts")
+    if count > MOST_EXPERTS:
+        raise VerificationError(
+            f"{fields.where}: num_experts {count}, expected at most {MOST_EXPERTS}",
+            code="bad-manifest",
+        )
     try:
         experts = parse_experts(text, count, f"{fields.where}: experts") if text else ()
     except UsageError as error:

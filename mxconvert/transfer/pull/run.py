@@ -290,6 +290,8 @@ def _prepare(context: PullContext, options: PullOptions) -> None:
 def _fetch(context: PullContext, entries: list[FileEntry]) -> PullResult:
     target, artifact, wanted = context.target, context.artifact, context.wanted
     parts, local = wanted.parts, LocalTensors(target, artifact.manifest, wanted.held)
+    if parts and context.sha256:
+        _tell_uncovered(context)
     to_come = sum(_bytes_to_come(target, entry) for entry in entries)
     check_space(target, to_come + sum(_part_to_come(target, part) for part in parts))
     total = sum(entry.size for entry in entries) + sum(part.num_bytes for part in parts)
@@ -310,6 +312,14 @@ def _fetch(context: PullContext, entries: list[FileEntry]) -> PullResult:
         context.journal.discard()
     files = context.tally.files + (0 if left else 1 if wanted.plan is None else 3)
     return _result(context, left=len(left), files=files)
+
+
+def _tell_uncovered(context: PullContext) -> None:
+    message = (
+        f"{context.target}: {len(context.wanted.parts)} files are made of tensors of others, which "
+        "have an XXH3-128 each and no SHA-256: --sha256 does not cover them"
+    )
+    context.report(Notice(severity="warning", code="sha256-of-parts", message=message))
 
 
 def _usable(context: PullContext, entry: FileEntry) -> set[str]:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mxconvert import failpoints
-from mxconvert.errors import Interrupted, MxConvertError, StoreError, UsageError
+from mxconvert.errors import (
+    Interrupted,
+    LocalError,
+    MxConvertError,
+    StoreError,
+    UsageError,
+    VerificationError,
+)
 from mxconvert.events import Notice
 from mxconvert.lock import Lock
 from mxconvert.manifest import MANIFEST_NAME, WORK_FOLDER, parse_manifest
@@ -118,7 +125,7 @@ class Watcher:
             try:
                 self._look()
                 errors = 0
-            except StoreError as error:
+            except (StoreError, VerificationError, LocalError) as error:
                 errors = self._note(error, errors)
             round_ += 1
             if self._watching.rounds is not None and round_ >= self._watching.rounds:
@@ -127,7 +134,7 @@ class Watcher:
             self._wait_for(patience * self._random.uniform(1 - _JITTER, 1 + _JITTER))
             self._check()
 
-    def _note(self, error: StoreError, errors: int) -> int:
+    def _note(self, error: MxConvertError, errors: int) -> int:
         """Report an error that may pass; the first version's are final."""
         if self._versions.current is None:
             raise error
