@@ -38,7 +38,7 @@ from tests.support.engines.environment import (
 from tests.support.engines.greedy import PROMPTS, greedy
 from tests.support.engines.sglang import SGLang
 from tests.support.engines.sources import write_source, write_twin
-from tests.support.engines.table import exit_status, table
+from tests.support.engines.table import exit_status, faults, table
 from tests.support.engines.worker import TOKENS
 from tests.support.families.configs import CONFIGS
 from tests.support.kimi_k3 import official_specs, read_config, twin_shards
@@ -53,7 +53,8 @@ def main() -> None:
         made = {family: make(family, options.scope, work) for family in options.families}
         made = {family: found for family, found in made.items() if found}
         results: dict[str, Any] = {
-            "families": {family: {"recipe": recipe_of(made[family]["ours"])} for family in made}
+            "missing": [family for family in options.families if family not in made],
+            "families": {family: {"recipe": recipe_of(made[family]["ours"])} for family in made},
         }
         if python:
             load(python, made, work, results)
@@ -69,6 +70,8 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
+    for fault in faults(results):
+        print(f"fault: {fault}", file=sys.stderr)
     sys.exit(exit_status(results))
 
 

