@@ -37,7 +37,8 @@ def test_rnk_01_the_remainder_is_spread(
     place: Place, experts: int, world: int, counts: list[int]
 ) -> None:
     """Contiguous, balanced; a dry run prints the mapping and the result keeps it."""
-    made = make(place, bf16_model(layers=1, experts=experts, hidden=32, inner=32))
+    model = bf16_model(layers=1, experts=experts, hidden=32, inner=32)
+    made = make(place, model, "--experts-per-file", 5 if experts % 5 == 0 else 1)
     options = ("--rank", world - 1, "--world-size", world)
     result = pull(place, made, place.target, *options, "--dry-run", "--json").ok()
     found = json.loads(result.stdout)
@@ -65,12 +66,12 @@ def _numbers(text: str) -> list[int]:
 # ------------------------------------------------------------------------------ RNK-02
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 8, 16])
 @pytest.mark.parametrize("placement", ["linear", "round-robin"])
-def test_rnk_02_the_ranks_cover_the_model(place: Place, world: int, placement: str) -> None:
+def test_rnk_02_the_ranks_cover_the_model(place: Place, placement: str) -> None:
     """Disjoint experts, all of them; codes, scales and biases together; all else everywhere."""
     made = make(place, bf16_model(layers=1, experts=16, hidden=32, inner=32))
-    _covers(place, made, world, 16, placement)
+    for world in (1, 2, 3, 5, 8, 16):
+        _covers(place, made, world, 16, placement)
 
 
 def test_rnk_02_with_biases(place: Place) -> None:
@@ -176,19 +177,22 @@ def test_rnk_04_fused_sources(place: Place, kind: str, layout: str) -> None:
 # ------------------------------------------------------------------------------ RNK-05
 
 
-@pytest.mark.parametrize("jobs", [1, 16])
 @pytest.mark.parametrize("per_file", [1, 4, 16])
-def test_rnk_05_bytes_are_saved(place: Place, jobs: int, per_file: int) -> None:
+def test_rnk_05_bytes_are_saved(place: Place, per_file: int) -> None:
     """At most 2 % more than the rank's own bytes come over the wire, counted at the server."""
     model = bf16_model(layers=1, experts=64, hidden=64, inner=64, vocab=4096)
     made = make(place, model, "--experts-per-file", per_file)
-    place.proxy.log.clear()
-    pull(place, made, place.target, "--rank", 3, "--world-size", 8, "-j", jobs).ok()
-    assert_part(made, place.target, set(range(24, 32)))
     experts = made.expert_bytes()
     others = sum(map(len, made.tensors.values())) - experts
     headers = sum(made.weights.values()) - experts - others
-    assert place.fetched("*.safetensors") <= 1.02 * (others + experts / 8) + headers
+    for jobs in (1, 16):
+        target = place.folder / f"jobs-{jobs}"
+        place.proxy.settle()
+        place.proxy.log.clear()
+        pull(place, made, target, "--rank", 3, "--world-size", 8, "-j", jobs).ok()
+        fetched = place.fetched("*.safetensors")
+        assert_part(made, target, set(range(24, 32)))
+        assert fetched <= 1.02 * (others + experts / 8) + headers
 
 
 # ----------------------------------------------------------------------------- a fleet

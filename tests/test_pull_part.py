@@ -144,29 +144,28 @@ POINTS = (
     "pull.before-manifest",
     "pull.before-cleanup",
 )
+BEYOND = {"pull.chunk-noted:1", "pull.tensor-written:9", "pull.before-rename:3"}
+"""Not reached when so much is there already."""
 
 
-@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("widened", [False, True])
-def test_killed_and_finished(
-    place: Place, made: RankArtifact, point: str, *, widened: bool
-) -> None:
+def test_killed_and_finished(place: Place, made: RankArtifact, *, widened: bool) -> None:
     """By the same command; a folder without its manifest claims nothing meanwhile."""
-    experts = {1, 2, 5}
-    if widened:
-        pull(place, made, place.target, "--experts", "1,4").ok()
-        experts |= {4}
-    command = ("pull", made.url, place.target, *QUICK, "-j", "2", *RANK)
-    killed = run_cli(*command, env=arm(f"{point}=kill"))
-    if killed.status == 0:
-        assert widened, f"{point} was not reached"
-        pytest.skip("not reached when so much is there")
-    assert killed.status == -9, killed.stderr
-    if point != "pull.before-cleanup":
-        assert not (place.target / MANIFEST_NAME).exists()
-        assert shell("verify", place.target).status == 4
-    shell(*command).ok()
-    assert_part(made, place.target, experts)
+    for point in POINTS:
+        experts, target = {1, 2, 5}, place.folder / point
+        if widened:
+            pull(place, made, target, "--experts", "1,4").ok()
+            experts |= {4}
+        command = ("pull", made.url, target, *QUICK, "-j", "2", *RANK)
+        killed = run_cli(*command, env=arm(f"{point}=kill"))
+        if killed.status == 0 and widened and point in BEYOND:
+            continue
+        assert killed.status == -9, f"{point}: {killed.status}\n{killed.stderr}"
+        if point != "pull.before-cleanup":
+            assert not (target / MANIFEST_NAME).exists(), point
+            assert shell("verify", target).status == 4, point
+        shell(*command).ok()
+        assert_part(made, target, experts)
 
 
 def test_what_was_noted_is_not_fetched_again(place: Place, made: RankArtifact) -> None:

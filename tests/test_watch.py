@@ -88,7 +88,7 @@ class Watch:
 
 def versions(place: Place, count: int) -> list[Published]:
     """Publish versions that differ in one file; `latest` points at the last."""
-    files = {f"part-{n}.safetensors": noise(2 * CHUNK, n) for n in range(8)}
+    files = {f"part-{n}.safetensors": noise(2 * CHUNK, n) for n in range(4)}
     return [
         place.publish(small_files() | files | {"part-0.safetensors": noise(2 * CHUNK, 100 + n)})
         for n in range(count)
