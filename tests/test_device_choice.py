@@ -112,6 +112,9 @@ def test_a_missing_extra_ends_with_8_and_touches_nothing(
     (source / "tokenizer_config.json").write_text('{"another": 1}')
     result = shell(command, source, target, "--backend", "triton", "--overwrite")
     fail_cleanly(result, 8, "--backend triton", "pip install 'mxconvert[gpu]'")
+    result = shell(command, source, tmp_path / "new", "--device", "all")
+    fail_cleanly(result, 8, "--device all", "pip install 'mxconvert[gpu]'")
+    assert not (tmp_path / "new").exists()
     assert sorted(path.name for path in target.iterdir()) == before
 
 

@@ -87,10 +87,11 @@ def host_backend(backend: str) -> str:
 
 
 def check_choice(backend: str, device: str) -> None:
-    """Refuse what cannot be meant, before anything is read.
+    """Refuse what cannot be meant, and what is not installed, before anything is read.
 
     Raises:
         UsageError: ``--device`` is none of what it may be, or contradicts ``--backend``.
+        MissingExtraError: GPUs are asked for, and torch or Triton is not installed.
     """
     wanted = parse_device(device)
     on_host = backend in ("llvm", "numpy")
@@ -102,6 +103,20 @@ def check_choice(backend: str, device: str) -> None:
             "exclude each other",
             hint="leave one of them away",
             code="bad-device",
+        )
+    if backend == "triton" or wanted[0] not in ("auto", "cpu"):
+        _check_installed(_option(backend, device))
+
+
+def _option(backend: str, device: str) -> str:
+    """Return what asks for GPUs."""
+    return "--backend triton" if backend == "triton" else f"--device {device}"
+
+
+def _check_installed(option: str) -> None:
+    if missing := _missing():
+        raise MissingExtraError(
+            f"{option}: {missing} not installed", hint=INSTALL, code="missing-extra"
         )
 
 
@@ -126,7 +141,7 @@ def choose(backend: str, device: str, num_bytes: int) -> Choice:
     if backend == "auto" and wanted == ("auto",):
         return _automatic(num_bytes)
     named = () if wanted in (("auto",), ("all",)) else wanted
-    option = f"--device {device}" if backend == "auto" else "--backend triton"
+    option = _option(backend, device)
     return Choice(
         devices=_present(option, named),
         reason=option,
@@ -188,10 +203,7 @@ def _present(option: str, named: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         MissingExtraError: torch, Triton or a GPU is missing.
     """
-    if missing := _missing():
-        raise MissingExtraError(
-            f"{option}: {missing} not installed", hint=INSTALL, code="missing-extra"
-        )
+    _check_installed(option)
     if os.environ.get("TRITON_INTERPRET") == "1":
         return (INTERPRETER,)
     present = _found(option)

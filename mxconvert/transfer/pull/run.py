@@ -50,7 +50,7 @@ from mxconvert.writer.atomic import local_error, remove_quietly, sync_folder
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from mxconvert.events import Reporter
+    from mxconvert.events import Event, Reporter
     from mxconvert.manifest import FileEntry
     from mxconvert.selection import PartFile
     from mxconvert.store import Client
@@ -89,10 +89,17 @@ def _pull(client: Client, target: Path, options: PullOptions, report: Reporter) 
     _check_target(target)
     options.request.check()
     artifact = find_artifact(client, options.version, options.expect_id)
-    tensors = TensorList(client, artifact, target)
+    tensors, told = TensorList(client, artifact, target), set[str]()
+
+    def report_once(event: Event) -> None:
+        if isinstance(event, Notice):
+            if event.message in told:
+                return
+            told.add(event.message)
+        report(event)
 
     def look() -> PullContext:
-        return _context(client, tensors, target, options, report)
+        return _context(client, tensors, target, options, report_once)
 
     context = look()
     _chosen(context.wanted, options.include)
